@@ -47,6 +47,7 @@ TASKS = {
         "docs/price.md",
         "price Bill change_each Change in_format rounded pruned merged removed",
     ),
+    "Price a cache": ("docs/cache.md", "cache_changes activation_changes"),
     "Quantise a model": (
         "docs/quantise.md",
         "quantise Format formats inspection.measure_quantise export.write_gguf export.write_folder",

@@ -27,6 +27,8 @@ from ._version import __version__ as __version__
 from .bill import (
     Bill as Bill,
     Change as Change,
+    activation_changes as activation_changes,
+    cache_changes as cache_changes,
     change_each as change_each,
     in_format as in_format,
     merged as merged,

@@ -31,12 +31,11 @@ FEW = ["--sequences", "6", "--tokens", "8", "--samples", "6"]
 ASKED = ["--round", "3,4", "--prune", "0.25", "--allocate", "3.5", "--check", "3"]
 
 
-def llama(folder: Path, seed: int = 0, width: int = 16) -> Path:
+def llama(folder: Path, seed: int = 0, width: int = 16, context: int = 16) -> Path:
     torch.manual_seed(seed)
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = LlamaConfig(
-        hidden_size=width, vocab_size=30, max_position_embeddings=16, initializer_range=0.2, **sizes
-    )
+    sizes |= {"max_position_embeddings": context, "hidden_size": width}
+    config = LlamaConfig(vocab_size=30, initializer_range=0.2, **sizes)
     LlamaForCausalLM(config).save_pretrained(folder)
     inner = Tokenizer(models.WordLevel({"<end>": 0} | {c: i + 1 for i, c in enumerate(LETTERS)}))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -423,3 +422,37 @@ def test_another_seed_gives_other_windows_and_other_draws(
         bills.append(pricing.stored_bill(problem, changes, one, folder, "x", Progress(), str))
     assert seeds == [0, 1]
     assert not torch.equal(bills[0].draws.along, bills[1].draws.along)
+
+
+def test_a_cache_is_priced_head_by_head_with_a_recipe(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("".join(LETTERS[i * i * 7 % 29] for i in range(900)))
+    model, out = llama(tmp_path / "model", context=48), tmp_path / "out"
+    given = ["price", model, "--data", tmp_path / "text.txt", *FEW, "--tokens", "40"]
+    outcome = shell(*given, "--cache", "4", "--check", "1", "--out", out)
+    assert outcome.status == 0, outcome.errors
+    found = rows(out / "bill.csv")
+    assert len(found) == 2 * 2 * 2 * 4  # layers, heads, keys and values, grids
+    assert {row["bits"] for row in found} == {"4.0"}
+    together = {row["name"]: row for row in rows(out / "together.csv")}
+    (recipe,) = (name for name in together if name.startswith("recipe at 4 bits: keys, 4 bits per"))
+    grids = [f"all, {kind}, 4 bits per {per}" for kind in ("keys", "values")
+             for per in ("token", "channel")]  # fmt: skip
+    costs = [float(together[name]["forecast"]) for name in grids]
+    cheapest = min(costs[:2]) + min(costs[2:])
+    assert float(together[recipe]["forecast"]) == pytest.approx(cheapest)
+    page = (out / "report.html").read_text()
+    assert "axis_key=" in page
+    assert "carries" in page
+    again = shell(*given, "--cache", "4", "--check", "1", "--out", out)
+    assert again.status == 0
+    assert rows(out / "bill.csv") == found
+
+    given = ["price", place / "model", "--data", place / "text.txt", *FEW, "--out", tmp_path / "no"]
+    assert "nothing in fewer than 32 tokens" in sentence(shell(*given, "--cache", "4"))
+    both = shell(*given, "--cache", "4", "--round", "3")
+    assert "activations and weights are priced apart" in sentence(both)
+    outcome = shell(*given[:-1], tmp_path / "inputs", "--activations", "4,8", "--check", "0")
+    assert outcome.status == 0, outcome.errors
+    assert len(rows(tmp_path / "inputs" / "bill.csv")) == 2 * 7 * 2

@@ -17,7 +17,8 @@ from tests.house.source import (
     targets,
 )
 
-BASE = {"errors", "conventions", "escape", "malloc", "progress", "quiet", "typed", "_version"}
+BASE = {"attention_calls", "errors", "conventions", "escape", "malloc", "progress", "quiet"}
+BASE |= {"typed", "_version"}
 """Modules at the root, below all packages; `tests` below hold them to importing nothing but each
 other."""
 OPEN = {"settings", "statistics", "storage"}

@@ -1,4 +1,4 @@
-"""Parts of the text that share no token, what the final figure is measured on, the columns saved."""
+"""Parts of the text that share no token; what the final figure is measured on; saved columns."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +41,6 @@ def test_validation_and_test_share_no_token_with_another_part(
 def test_the_final_figure_is_measured_on_the_last_tenth(
     windows: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    fitting, validation, test, healing = windows
     small = [tokens[:4] % 37 for tokens in windows]
     model = hb.build("pre-ln", depth=2, width=16, heads=2, vocab_size=40, context=16)
     monkeypatch.setattr(running, "text_parts", lambda *_: tuple(small))

@@ -1,5 +1,6 @@
 """Forecast the KL divergence of weight changes, check the forecasts, and allocate bits."""
 
+from hessblocks.bill.activations import activation_changes, cache_changes
 from hessblocks.bill.allocation import Allocation, allocate
 from hessblocks.bill.bill import Bill, price, quantise
 from hessblocks.bill.changes import Change, change_each
@@ -16,6 +17,8 @@ __all__ = [
     "Draws",
     "Edit",
     "Price",
+    "activation_changes",
+    "cache_changes",
     "change_each",
     "in_format",
     "merged",

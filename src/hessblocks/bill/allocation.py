@@ -49,12 +49,14 @@ class Allocation(Tabular):
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors, with those that stay as they are."""
+        """Bytes of all tensors, with those that stay as they are; of activations, per token."""
         return round(self.total.bytes or 0) + self.rest
 
     @property
     def bits(self) -> float:
-        """Bits per weight of all tensors."""
+        """Bits per weight of all tensors; of activations, per rounded entry."""
+        if not any(change.new for change in self.changes):
+            return self.total.bits or 0.0
         return 8 * self.bytes / sum(p.numel() for p in self.model.parameters())
 
     @property

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hessblocks.bill.activations import ActivationPrice, activations_of, draw_activations
 from hessblocks.bill.allocation import Allocation, allocate
 from hessblocks.bill.changes import Change, New, change_each, checked_changes
 from hessblocks.bill.diagonal import Diagonal
@@ -139,7 +141,9 @@ class Bill(Tabular, Mapping[str, Price]):
             ParameterGroup(name=name, role="other", layer=None, views=own)
             for name, own in views.items()
         ]
-        if not groups or len(views) < len(chosen) or overlap(groups):
+        own = activations_of(self.changes[name] for name in chosen)
+        clash = any(a.clashes(b) for a, b in combinations(own, 2))
+        if not groups or len(views) < len(chosen) or clash or overlap(groups):
             raise ArgumentError(
                 "changes: expected some that touch no entry in common, since they cannot be made "
                 f"together else, got {'; '.join(chosen) or 'none'}"
@@ -275,7 +279,9 @@ class Bill(Tabular, Mapping[str, Price]):
         return self.chosen([price.name for price in found])
 
     def untouched(self, prices: Iterable[Price]) -> int:
-        """Count the bytes of the parameters that none of the changes edits, at 4 an entry."""
+        """Count the bytes of unedited parameters, at 4 an entry; 0 if activations are rounded."""
+        if activations_of(self.changes.values()):
+            return 0
         edited = {name for price in prices for name in self.changes[price.name].new}
         parameters = plain_model(self.problem.model).named_parameters()
         return sum(4 * p.numel() for name, p in parameters if name not in edited)
@@ -349,7 +355,7 @@ class Bill(Tabular, Mapping[str, Price]):
         diagonal = draws.by_piece(draws.together(draws.squares, columns)) / 2
         signs, share, mixed = draws.signs(columns), 0.0, diagonal
         more: dict[str, Estimate] = {}
-        if draws.scales is None:
+        if draws.along.shape[1]:
             along = draws.along[:, columns]
             full = draws.by_piece(along.sum(1).square()) / 2
             own = draws.by_piece(along.square().sum(1)) / 2
@@ -365,7 +371,8 @@ class Bill(Tabular, Mapping[str, Price]):
         forecast = self._estimate(mixed)
         error = math.hypot(forecast.standard_error, (1 - share) * math.sqrt(signs))
         sizes = [change.bytes for change in chosen]
-        return Price(
+        kind = ActivationPrice if activations_of(chosen) else Price
+        return kind(
             name=only.name if only else f"{len(chosen)} changes together",
             place=only.place if only else "several",
             how=only.how if only else "together",
@@ -493,6 +500,12 @@ def price(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
     found = checked_changes(problem, changes)
+    if activations_of(found):
+        if form not in (None, "diagonal"):
+            raise ArgumentError("form: of rounded activations only the diagonal is computed")
+        draws, sizes = draw_activations(problem, found, samples=samples, seed=seed)
+        named = {change.name: change for change in found}
+        return Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
     if form is None:
         form = "diagonal" if all(change.format for change in found) else "mixture"
     check_name("form", form, FORMS)

@@ -170,6 +170,9 @@ class Ledger:
         """Surround the passes over the data."""
         return nullcontext()
 
+    def begin(self, passed: SampledPass) -> None:
+        """Prepare for the samples of a pass."""
+
     def draws(self) -> Draws:
         """Return the products.
 
@@ -211,12 +214,13 @@ def collect(
     rows = sum(problem.batches.rows)
     plan = plan_passes(problem, names, spare=ledger.fewest * one, most_rows=max(1, rows // samples))
     limit = problem.memory_limit or default_limit(problem.device)
-    more = problem.processes.least(max(0, (limit - plan.peak) // one), problem.device)
+    more = problem.processes.least(max(0, (limit - plan.peak) // max(1, one)), problem.device)
     ledger.most = min(ledger.most, ledger.fewest + more)
     each = -(-samples // len(plan.passes))
     most = 1 if len(plan.passes) >= FEWEST_PIECES else each  # tokens of a row are alike
     with ledger.watching(problem):
         for passed in sampled_passes(problem, plan, names):
+            ledger.begin(passed)
             _draw_pass(passed, ledger, each, most, seed)
 
 

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hessblocks.bill.activations import rounding
 from hessblocks.bill.changes import Change
 from hessblocks.bill.draws import parts_of
 from hessblocks.bill.prices import Price, ratio_estimate
@@ -171,7 +172,11 @@ def measure(
         parameters = problem.parameters
         for batch in islice(plan.passes, most_passes):
             before = _Before(problem, batch, parameters, most)
-            moved = [before.divergences(_together(changes, parameters)) for changes in sets]
+            moved = []
+            for changes in sets:
+                new = _together(changes, parameters)
+                with rounding(problem, changes):
+                    moved.append(before.divergences(new))
             passes.append(torch.tensor(moved, dtype=torch.float64).view(len(sets), -1).T)
             counts += before.counts
     if len(counts) < 2:

@@ -73,7 +73,7 @@ def chooses(problem: Problem) -> bool:
         batch = next(iter(make_plan(problem, twice=False, most_rows=1).passes))
         with _Choices() as mode:
             problem.forward(batch, problem.parameters, twice=False)
-    return mode.seen
+    return bool(mode.seen)
 
 
 def secants(
@@ -110,7 +110,7 @@ def secants(
         found = measure(problem, several, sets, held_out=False, **more)
     except (ArgumentError, RunError):  # of a change that is random, or leaves the numbers
         return {name: NOT_MEASURED for names in classes.values() for name in names}
-    outside = {}
+    outside: dict[str, str] = {}
     for number, names in enumerate(classes.values()):
         measured = found.measured[number * len(shares) :]
         scaled = {t: m.value / t**2 for t, m in zip(shares, measured, strict=False)}

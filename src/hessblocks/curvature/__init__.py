@@ -31,7 +31,7 @@ from hessblocks.curvature.losses import (
     causal_labels,
 )
 from hessblocks.curvature.map import CurvatureMap, combine_columns, combine_samples, curvature_map
-from hessblocks.curvature.model_state import Form, checksums, exclusive, form_of
+from hessblocks.curvature.model_state import Form, checksums, evaluation_mode, exclusive, form_of
 from hessblocks.curvature.products import (
     AttentionBackendWarning,
     AuxiliaryLossWarning,

@@ -31,6 +31,12 @@ from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Problem, custom_groups, plain_model
 from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration, in_units
+from hessblocks.inspection.caches import (
+    cache_sentences,
+    head_map,
+    recipes,
+    rounded_activations,
+)
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.subject import Subject, other_function
 from hessblocks.models import fingerprint, load_saved, stored_within, stored_words
@@ -89,10 +95,11 @@ def measure_price(
     """
     progress, settings = progress or Progress(), make(PricingSettings, given)
     several = settings.round or settings.prune or settings.formats or settings.merge
-    if not (several or settings.against):
+    rounding = settings.cache or settings.activations
+    if not (several or settings.against or rounding):
         raise ArgumentError(
             "--round: there is nothing to price; give bits such as 3,4, or --formats, --prune, "
-            "--merge or --against."
+            "--merge, --against, --cache or --activations."
         )
     if several and settings.against:
         raise ArgumentError("--against: a quantised copy is priced alone; leave the others out.")
@@ -112,6 +119,8 @@ def measure_price(
             edits = {AS_STORED: replace(merged(stored, weight=1.0), how=AS_STORED)}
             groups = custom_groups(model, {name: name for name in stored})
             changes = change_each(groups, *edits.values())
+        if rounding:
+            changes = rounded_activations(model, settings)
     told = _told(settings, model.config)
     if not settings.bare and (words := start_words(tokenizer, template_start(tokenizer))):
         told.append(words)
@@ -123,7 +132,7 @@ def measure_price(
         "source": source,
         "model": {"name": subject.name, **subject.digests()},
         "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": other})},
-        "edits": list(edits),
+        "edits": list(dict.fromkeys(change.how for change in changes.values())),
         **asdict(settings),
         **({"merged": fingerprint(another)} if another else {}),
         **({"stored": _fingerprint(stored)} if stored else {}),
@@ -297,6 +306,9 @@ def announced(
     Returns:
         A sentence.
     """
+    if not any(change.new for change in changes.values()):
+        passes = f"{settings.sequences} forward and {settings.samples} backward passes at least"
+        return f"{len(changes)} changes: {passes}, one of each for every window of the text"
     start, parameters = time.perf_counter(), problem.parameters
     problem.value(twice=False)
     forward, making = time.perf_counter() - start, 0.0
@@ -364,7 +376,15 @@ def _summary(
         found["shares"] = allocation.to_rows()
     else:
         (folder / "allocation.csv").unlink(missing_ok=True)
+    if settings.cache or settings.activations:
+        found["what"] = "keys, values and inputs" if settings.activations else "keys and values"
+    if settings.cache:
+        sets |= recipes(bill, sets, settings.cache)
     together = [bill.sum(names).to_rows()[0] for names in sets.values()]
+    if settings.cache:
+        costs = dict(zip(sets, (row["forecast"] for row in together), strict=True))
+        found["sentences"] = list(cache_sentences(costs, settings.cache))
+        found["heads"] = head_map(bill, settings.cache[len(settings.cache) // 2])
     if settings.check:
         with progress.stage("check"):
             check = bill.check(settings.check, other)

@@ -135,7 +135,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         x = ends.widen(x)
         for layer in self.layers:
             x = layer(x, context, keep and partial(keep, layer_idx=index))
-            index += layer.attends  # the cache has entries only for attention layers
+            index += bool(layer.attends)  # the cache has entries only for attention layers
             if output_hidden_states:
                 states.append(ends.split(x)["x"])
         last = self.final_norm(ends.split(x)["x"])

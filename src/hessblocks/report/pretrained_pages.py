@@ -41,8 +41,12 @@ def write_price_report(folder: AnyPath) -> Path:
 
 def _priced(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     figure, picture = bits_map(found.get("shares", [])), folder / "figures" / "check.svg"
+    heads = {name: tuple(map(_log, row)) for name, row in found.get("heads", {}).items()}
+    drawn = templates.layer_map({"Cost of each head, by layer": heads}, "log₁₀ nats")
+    what = "rounding activations of" if "what" in found else "compressing"
     return {
-        "heading": f"What compressing {found['model']} costs",
+        "heading": f"What {what} {found['model']} costs",
+        "heads": templates.drawn_picture(drawn, folder, "heads") if heads and drawn else [],
         "headline": price_headline(found),
         "allocation": templates.drawn_picture(figure, folder, "allocation") if figure else [],
         "check": [templates.inlined(picture.read_bytes())] if picture.is_file() else [],
@@ -64,7 +68,11 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
     """
     rows = {row["name"]: row for row in found["together"]}
     shown, between = list(rows.values()), "; "
-    first = "Expected cost in nats per token of all matrices together: "
+    if "sentences" in found:
+        check = [f"One at a time: {found['check']}."] if "check" in found else []
+        return (*found["sentences"], *check)
+    what = found.get("what", "matrices")
+    first = f"Expected cost in nats per token of all {what} together: "
     first += "; ".join(f"{name}: {nats(row)}" for name, row in rows.items()) + "."
     if "uniform" in found:
         width, between = found["uniform"], " and "

@@ -22,6 +22,11 @@ class PricingSettings:
     """Shares of the smallest entries to set to 0, with commas, such as 0.1,0.3."""
     formats: tuple[str, ...] = ()
     """Storage formats to round weights to, with commas, such as gguf:Q4_K,mlx:4,fp8-e4m3."""
+    cache: tuple[int, ...] = ()
+    """Bits to round cached keys and values to, from 2 to 8, with commas, such as 2,3,4; apart from
+    weights."""
+    activations: tuple[int, ...] = ()
+    """Bits to round the inputs of linear modules to, such as 4,8; apart from weights."""
     merge: str | None = None
     """Model of the same shape to average with, at equal weights: a folder or a GGUF file."""
     against: str | None = None
@@ -46,6 +51,15 @@ class PricingSettings:
         """Convert bits and shares to numbers; check ranges, and that --allocate fits --round."""
         bits = tuple(_number("--round", int, one, 2, 8) for one in self.round)
         shares = tuple(_number("--prune", float, one, 1e-9, 1 - 1e-9) for one in self.prune)
+        for name in ("cache", "activations"):
+            own = tuple(_number(f"--{name}", int, one, 2, 8) for one in getattr(self, name))
+            object.__setattr__(self, name, own)
+        weights = bits or shares or self.formats or self.merge or self.against
+        if (self.cache or self.activations) and weights:
+            raise ArgumentError(
+                "--cache: activations and weights are priced apart, since their gradients differ; "
+                "leave --round, --formats, --prune, --merge and --against out."
+            )
         object.__setattr__(self, "round", bits)
         object.__setattr__(self, "prune", shares)
         check_ranges(self)
@@ -58,7 +72,7 @@ class PricingSettings:
 
 
 def _number(name: str, kind: Any, word: Any, least: float, most: float) -> Any:
-    """Convert one entry of --round or --prune to a number in its range."""
+    """Convert one entry of --round, --prune, --cache or --activations to a number in its range."""
     with suppress(ValueError):
         if least <= (found := kind(word)) <= most:
             return found

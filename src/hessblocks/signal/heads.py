@@ -4,16 +4,16 @@ Letters: B sequences, H heads, G key-value heads, T queries, S keys, K head widt
 D width of the layer's vectors, Q queries of a tile.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
+
+from hessblocks.attention_calls import wrapped_attention
 
 TILE = 1 << 22
 """Largest number of entries in a tensor of a tile, so that memory is linear in the context."""
@@ -186,12 +186,19 @@ def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "sequences tokens"])
             with torch.no_grad(), torch.autocast(real.device.type, enabled=False):
                 signals[number] = head_signals(replace(call, x=x if fits else None), real)
 
+    def call(
+        function: Any, module: Any, tensors: tuple[Any, ...], keywords: dict[str, Any], eager: bool
+    ) -> Any:
+        output = function(module, *tensors, **keywords)
+        measure(module, _call(module, tensors, keywords, output[0], eager))
+        return output
+
     with ExitStack() as stack:
         for module in owner:
             before = module.register_forward_pre_hook(enter, with_kwargs=True)
             stack.callback(before.remove)
             stack.callback(module.register_forward_hook(leave).remove)
-        stack.enter_context(_overheard(measure))
+        stack.enter_context(wrapped_attention(call))
         yield signals
 
 
@@ -200,35 +207,6 @@ def _vectors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | N
     x = arguments[0] if arguments else keywords.get("hidden_states")
     has_others = any(keywords.get(name) is not None for name in ELSEWHERE)
     return x if isinstance(x, Tensor) and x.ndim == 3 and not has_others else None
-
-
-@contextmanager
-def _overheard(measure: Callable[..., None]) -> Iterator[None]:
-    """Call `measure` on every call of a transformers attention function in this thread."""
-    from transformers.modeling_utils import AttentionInterface
-
-    registry: Any = AttentionInterface
-    original, thread, listening = registry.get_interface, threading.get_ident(), [True]
-
-    def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        function = original(self, name, default)
-
-        @wraps(function)
-        def attention(module: Any, *tensors: Any, **keywords: Any) -> Any:
-            output = function(module, *tensors, **keywords)
-            if listening and threading.get_ident() == thread and len(tensors) > 2:
-                measure(module, _call(module, tensors, keywords, output[0], function is default))
-            return output
-
-        return attention
-
-    registry.get_interface = get_interface
-    try:
-        yield
-    finally:
-        listening.clear()
-        if registry.get_interface is get_interface:  # else another thread has wrapped ours
-            registry.get_interface = original
 
 
 def _call(module: Any, tensors: Any, keywords: Any, output: Any, eager: bool) -> SoftmaxCall:

@@ -111,7 +111,9 @@ class _Pair:
         self.module, self.after = at.layer, at.text.states[at.index + 1]
         names = ["attention_branch", PROJECTION] if at.layer.attention is not None else []
         names += [OUTPUT] if at.layer.has_mlp else []
-        branches = [getattr(at.layer, name, None) for name in ("attention_branch", "mlp_branch")]
+        branches: list[Any] = [
+            getattr(at.layer, name, None) for name in ("attention_branch", "mlp_branch")
+        ]
         self.plain = not at.layer.post and all(
             isinstance(one.norm, nn.Identity) and one.gain != 0 for one in branches if one
         )

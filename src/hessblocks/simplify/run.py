@@ -368,8 +368,11 @@ def _save(
         family = None
         model.config.opened_by = OPENED
     with storage.atomic_folder(folder) as temporary, quiet():
-        (family or model).save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
+        try:
+            (family or model).save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+        except SafetensorError as error:  # safetensors' word for a full disk
+            raise RunError(f"--out: {folder} cannot be written ({error}).") from error
         if family is None:
             models.write_card(temporary, model, facts)
         else:

@@ -65,9 +65,12 @@ def _speeds(model: Any, tokens: Int[Tensor, "1 T"]) -> tuple[float, float]:
         state["tokens"] = output.logits[:, -1:].argmax(-1)
 
     prompt = _seconds(step, model.device)
-    decoding = _seconds(
-        lambda: [step() for _ in range(min(DECODED, tokens.shape[1]))], model.device
-    )
+
+    def decode() -> None:
+        for _ in range(min(DECODED, tokens.shape[1])):
+            step()
+
+    decoding = _seconds(decode, model.device)
     return tokens.shape[1] / prompt, min(DECODED, tokens.shape[1]) / decoding
 
 

@@ -122,11 +122,11 @@ def tensor_types(folder: Path) -> dict[str, str]:
     """
     from safetensors import SafetensorError, safe_open
 
-    found = {}
+    dtypes: dict[str, str] = {}
     try:
         for file in weight_files(folder):
             with safe_open(str(file), framework="pt") as opened:
-                found |= {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+                dtypes |= {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
         return {}
-    return found
+    return dtypes

@@ -44,7 +44,7 @@ FAULTS = (
     fault("attention that is more than softmax is taken for one", "not $as_given => False",
           "test_attention_that_is_more_than_softmax_is_said", within="head_signals"),
     fault("transformers' registry keeps our listener", "registry.get_interface = original =>",
-          "test_heads_are_those_of_eager_weights", within="_overheard"),
+          "test_heads_are_those_of_eager_weights", within="wrapped_attention"),
     fault("keys of other vectors are taken for the input's", "not has_others => True",
           "test_keys_of_an_encoder_have_no_second_moment_here", within="_vectors"),
     fault("a value that is not there goes to the log", "$row['value'] is not None => True",

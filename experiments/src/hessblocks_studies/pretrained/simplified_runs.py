@@ -179,7 +179,8 @@ def measure(settings: RunSettings) -> list[Row]:
         return shared.measured(name, kl.value, **common, **ends, standard_error=kl.standard_error)
 
     start = min(range(depth), key=alone.__getitem__)
-    run, fixed, base = range(start, start + 1), range(0), copy.deepcopy(place.original)
+    run, fixed = range(start, start + 1), range(0)
+    base: Any = copy.deepcopy(place.original)
     for updates in settings.updates:
         if updates:
             base = heal(base, place.original, place.healing, layers=(), steps=updates)

@@ -23,7 +23,10 @@ Gradients = dict[str, Float[Tensor, "..."] | None]
 
 
 class SampledPass:
-    """Logits of some rows with their graph; each sample is a backward pass through it."""
+    """Logits of some rows with their graph; each sample is a backward pass through it.
+
+    `leaves` holds the tensors to differentiate by: parameters, or others of the graph put there.
+    """
 
     def __init__(self, problem: products.Problem, rows: Batch, names: Iterable[str]) -> None:
         """Run the forward pass of the rows.
@@ -39,7 +42,7 @@ class SampledPass:
         """
         self._problem, self._rows = problem, rows
         parameters = problem.parameters
-        self._leaves = {name: parameters[name].requires_grad_() for name in names}
+        self.leaves: dict[str, Tensor] = {n: parameters[n].requires_grad_() for n in names}
         with torch.enable_grad():
             readout, self.loss = problem.forward(rows, parameters, twice=False)
         self._logits = readout.hidden
@@ -72,23 +75,23 @@ class SampledPass:
 
     def _pulled_back(self, direction: Tensor, keep: bool, of: Tensor | None) -> Gradients:
         if not self._logits.requires_grad:
-            return dict.fromkeys(self._leaves)
+            return dict.fromkeys(self.leaves)
         direction = (direction if of is None else direction * of).to(self._logits.dtype)
         if self._problem.sharded:
             model = self._problem.model
             with products.readable_errors():
                 return {
-                    **products.gradients(model, self._logits, direction, self._leaves, keep=keep)
+                    **products.gradients(model, self._logits, direction, self.leaves, keep=keep)
                 }
         with products.differentiable_once(self._problem.model), products.readable_errors():
             gradients = torch.autograd.grad(
                 self._logits,
-                list(self._leaves.values()),
+                list(self.leaves.values()),
                 direction,
                 retain_graph=keep,
                 allow_unused=True,
             )
-        return dict(zip(self._leaves, gradients, strict=True))
+        return dict(zip(self.leaves, gradients, strict=True))
 
 
 def plan_passes(

