@@ -343,3 +343,9 @@ def test_results_of_edited_code_are_refused(make_results: ModuleType) -> None:
     for commit in ("0123abc-dirty", None):
         with pytest.raises(ArgumentError, match="fig3a was measured by code that is in no commit"):
             make_results.check_commits([section("fig3a", commit)])
+
+
+def test_evenness_on_the_page_is_that_of_its_file() -> None:
+    told = json.loads((DOCS / "results" / "evenness.json").read_text(encoding="utf-8"))
+    page = (DOCS / "findings.md").read_text(encoding="utf-8")
+    assert script("measure_evenness").table(told) in page

@@ -44,7 +44,11 @@ from hessblocks_studies.shared.variants import BASES, VALUE_SKIPINIT, VARIANTS, 
 from tests.breadth import everyday
 from tests.data.helpers import write_code
 
-TRAINED = [name for name in names() if find(name).columns[:12] == trained.TRAINED_COLUMNS]
+TRAINED = [
+    name
+    for name in names()
+    if find(name).columns[: len(trained.TRAINED_COLUMNS)] == trained.TRAINED_COLUMNS
+]
 SETTINGS = RunSettings(
     preset="sas-p",
     seed=1,

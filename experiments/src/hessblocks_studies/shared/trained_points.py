@@ -69,9 +69,11 @@ def train(
     return rows
 
 
+CONDITIONS = ("device", "precision", "start", "commit")
+"""Columns of what runs must share to be compared; runs of older stores have none of them."""
 TRAINED_COLUMNS = (
     "study", "variant", "seed", "step", "tokens", "quantity", "layer", "group", "part", "value",
-    "standard_error", "method",
+    "standard_error", "method", *CONDITIONS,
 )  # fmt: skip
 TRAINED_REVISION = 6
 """Revision of the training studies; increased whenever equal settings give other losses."""
@@ -245,10 +247,6 @@ def train_point(
     captured = change is capture_steps and next(model.parameters()).is_cuda
     conditions = conditions_of(settings, model.device.type, "tf32" if captured else "float32")
     return [{**settings.owner, **conditions, **row} for row in rows]
-
-
-CONDITIONS = ("device", "precision", "start", "commit")
-"""Columns of what runs must share to be compared; runs of older stores have none of them."""
 
 
 def conditions_of(settings: TrainedSettings, device: str, precision: str) -> Row:
