@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,12 @@ def test_a_run_is_that_of_a_loop_by_hand(corpus: Corpus) -> None:
 
 
 def test_steps_are_captured_on_a_gpu_alone_and_change_no_loss(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, request: pytest.FixtureRequest
 ) -> None:
     """Where there is no GPU a trainer's steps stay its own. Captured products are in TF32."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+    matmul: Any = torch.backends.cuda.matmul
+    request.addfinalizer(partial(setattr, matmul, "fp32_precision", matmul.fp32_precision))
+    matmul.fp32_precision = "tf32"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings, found = replace(SETTINGS, device=device), []
     own: list[bool] = []

@@ -124,7 +124,7 @@ def test_a_file_is_a_block_under_its_name(shell: Shell, text: Path, tmp_path: Pa
     config = json.loads((out / "model" / "config.json").read_text())
     assert config["preset"] == "mine[mlp.activation=gelu]"
     assert (config["block"]["mlp_width"], config["block"]["mlp"]["activation"]) == (48, "gelu")
-    assert "train &#39;mine.json[mlp.activation=gelu]&#39;" in (
+    assert f"train &#39;{mine}[mlp.activation=gelu]&#39;" in (
         write_report(out).read_text(encoding="utf-8")
     )
     block = block.replace(mlp_width=64)

@@ -19,6 +19,11 @@ WORK = {
     "train": ("train sas", "hessblocks.cli.commands.work.load_corpus", GOES_ON),
     "curvature": ("curvature preset:sas", "hessblocks.inspection.measure_curvature", GOES_ON),
     "price": ("price model --data . --round 3", "hessblocks.inspection.measure_price", GOES_ON),
+    "quantise": (
+        "quantise model out.gguf --data . --bits 5",
+        "hessblocks.inspection.measure_quantise",
+        GOES_ON,
+    ),
     "simplify": ("simplify model --data .", "hessblocks.simplify.simplify_model", GOES_ON),
     "signal": ("signal preset:sas", "hessblocks.inspection.measure_signal", AGAIN),
     "report": ("report runs", "hessblocks.storage.refuse_links", AGAIN),

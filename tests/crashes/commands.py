@@ -243,6 +243,9 @@ def _content(path: Path) -> Any:
         }
     if path.suffix == ".jsonl":
         return [_timeless(json.loads(line)) for line in path.read_text().splitlines()]
+    if path.name == "command.json":  # each run has a folder of its own
+        words = map(Path, json.loads(path.read_text(encoding="utf-8"))["words"])
+        return [word.name if word.is_absolute() else str(word) for word in words]
     if path.suffix == ".json":
         return _timeless(json.loads(path.read_text(encoding="utf-8")))
     return path.read_bytes()

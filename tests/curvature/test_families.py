@@ -317,7 +317,7 @@ class PassesOn(nn.Module):
         return self.inner(input_ids, **more)
 
 
-@pytest.mark.filterwarnings("ignore:batches. 'position_ids' is no input")
+@pytest.mark.filterwarnings("ignore:batches. 'position_ids' is not an argument")
 def test_packed_sequences_stay_apart_where_the_cache_is_passed_on() -> None:
     batch = {"input_ids": tokens(1), "position_ids": torch.tensor([[0, 1, 0, 1]])}
     model = made("qwen2")

@@ -52,6 +52,7 @@ def results() -> dict[str, Any]:
         hb.check_derivatives(problem, few),
         propagate(model, {"input_ids": ids, "labels": ids}),
         *(next(iter(bill.values())), bill.check()),
+        next(iter(hb.price(problem, hb.cache_changes(model, keys=4), samples=4).values())),
         hb.measure_curvature(model, {"input_ids": ids}, probes=4, map=True, groups=["*.query"]),
     ]
     return {type(one).__name__: one for one in found} | {"Rows": callback}

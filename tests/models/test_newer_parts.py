@@ -244,7 +244,7 @@ def test_what_excludes_each_other_is_refused() -> None:
         (["attention.gate_per=head"], "gate_per='head' and no gate exclude each other"),
         (
             ["attention.gate=identity", "attention.gate_per=head"],
-            "gate with initial value 'identity' and gate_per='head' exclude each other",
+            "a square gate and gate_per='head' exclude each other",
         ),
         (["embedding_skip=branch", "embedding_skip.skip=0"], "embedding_skip: skip=0 and"),
         (["attention.softcap=0"], "softcap: expected a number above 0, got 0"),

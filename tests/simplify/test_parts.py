@@ -10,7 +10,7 @@ import torch
 import hessblocks as hb
 from hessblocks.settings import SimplifySettings
 from hessblocks.simplify import run as running
-from hessblocks.simplify.place import _sizes
+from hessblocks.simplify.place import sizes_of
 
 TOKENS = 20_000
 
@@ -66,5 +66,5 @@ def test_the_final_figure_is_measured_on_the_last_tenth(
 def test_the_cache_counts_heads_of_keys_not_of_queries() -> None:
     more = {"width": 32, "heads": 4, "vocab_size": 20, "context": 8}
     model = hb.build("pre-ln", depth=1, slots=["key_value_heads=2"], **more)
-    _, _, cached = _sizes(model.model.layers[0], 8)
+    _, _, cached = sizes_of(model.model.layers[0], 8)
     assert cached == 2 * 2 * 8

@@ -98,9 +98,12 @@ def secants(
         if prices[name].trusted and prices[name].relative_size:
             kind = _NUMBER.sub("N", change.place), change.how
             classes.setdefault(kind, []).append(name)
-    if not classes or problem.processes.shard:
+    if not classes:
         return {}
     choosing = chooses(problem)
+    unmeasured = {name: NOT_MEASURED for names in classes.values() for name in names}
+    if problem.sharded or problem.processes.shard:  # no process has all weights or all rows
+        return unmeasured if choosing else {}
     first = [names[0] for names in classes.values()]
     shares = (*SHARES, BEYOND) if choosing else SHARES
     sets = [[_scaled(changes[name], t)] for name in first for t in shares]
@@ -109,7 +112,7 @@ def secants(
     try:
         found = measure(problem, several, sets, held_out=False, **more)
     except (ArgumentError, RunError):  # of a change that is random, or leaves the numbers
-        return {name: NOT_MEASURED for names in classes.values() for name in names}
+        return unmeasured
     outside: dict[str, str] = {}
     for number, names in enumerate(classes.values()):
         measured = found.measured[number * len(shares) :]

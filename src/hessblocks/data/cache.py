@@ -73,7 +73,8 @@ def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f".{name}.lock"):
             if fault := storage.check_manifest(folder, storage.identity_of(key)):
-                if folder.exists():
+                # entries of earlier versions had a manifest.json; they are replaced silently
+                if folder.exists() and not (folder / "manifest.json").exists():
                     outdated = "is of another version of text or code"
                     words = outdated if fault == "is of another run" else fault
                     warnings.warn(f"cache: {name} {words}; building it again", CacheWarning, 2)

@@ -12,7 +12,7 @@ _CLASSES: tuple[type[Tabular], ...] = (
     *(linalg.Estimate, linalg.DiagonalEstimate, linalg.Eigenvalues),
     *(linalg.Spectrum, linalg.Solution, signal.Signal, CurvatureResults, Rows),
     *(curvature.GroupNorms, curvature.CurvatureMap),
-    *(curvature.DerivativeCheck, bill.Price, bill.BillCheck),
+    *(curvature.DerivativeCheck, bill.Price, bill.ActivationPrice, bill.BillCheck),
 )
 KINDS = {kind.__name__: kind for kind in _CLASSES}
 """Name in the file → class of the result."""

@@ -4,7 +4,8 @@ Each output matrix is refitted by ridge regression: its inputs are those of the 
 targets the states of the original, and a token counts as 1 / ‖state‖², since the next norm divides
 by it. So a refit also corrects what the layers before it did.
 
-Letters: N tokens, I inputs of a matrix, K kept inputs, D width.
+Letters: S sequences, T tokens of each, N tokens in all, I inputs of a matrix, K kept inputs, D
+width.
 """
 
 from __future__ import annotations

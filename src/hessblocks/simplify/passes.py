@@ -53,7 +53,9 @@ class Pass:
 
 def outputs_of(
     module: nn.Module, names: Collection[str], x: Float[Tensor, "S T D"], context: Any
-) -> tuple[dict[str, tuple[Tensor, Tensor]], Float[Tensor, "S T D"]]:
+) -> tuple[
+    dict[str, tuple[Float[Tensor, "S T _"], Float[Tensor, "S T _"]]], Float[Tensor, "S T D"]
+]:
     """Run a layer or its attention.
 
     Args:

@@ -1,4 +1,7 @@
-"""Measure a model's size and its tokens per second, as its users meet them."""
+"""Measure a model's size and its tokens per second, as its users meet them.
+
+Letters: S sequences, T tokens.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ FAULTS = (
     fault("the cache takes no lock",
           "with FileLock($root / f'.{$name}.lock'): $$body => if True: $$body",
           "test_two_processes_at_once_build_once"),
-    fault("windows overlap", "range(len(self))[$index] * self.context => range(len(self))[$index]",
+    fault("windows overlap", "range(len(self))[$index] * $taken => range(len(self))[$index]",
           "test_windows_tile_the_split_without_overlap"),
     fault("curvature is measured on training text",
           "self.windows('validation', $tokens) => self.windows('train', $tokens)",

@@ -20,7 +20,7 @@ FAULTS = (
     fault("the MLP of a parallel layer has attention's norm",
           "$inputs if self.mlp_norm is None else self.mlp_norm($x) => $inputs",
           "test_the_logits_are_those_of_the_pretrained_model", within="after_attention"),
-    fault("a cache counts layers without attention", "$index += $layer.attends => $index += 1",
+    fault("a cache counts layers without attention", "$index += bool($layer.attends) => $index += 1",
           "test_a_cache_begins_at_the_first_layer_with_attention", within="forward"),
     fault("heads are those of the first layer",
           "$block = config.pattern[layer % len(config.pattern)] => $block = config.pattern[0]",
@@ -74,6 +74,6 @@ FAULTS = (
           "test_multiples_of_64_or_32_units_remain", within="unit_step"),
     fault("gguf: rows of queries stay in our order", "$halves.swapaxes(1, 2) => $halves",
           "test_each_layer_has_its_own_sizes_and_its_weights", within="hessblocks.simplify.deci"),
-    fault("simplify: the test is of the validation text", "_tested(model, ids[ends[1]:], settings) => _tested(model, ids[ends[0]:ends[1]], settings)",
+    fault("simplify: the test is of the validation text", "_tested(model, tokenizer, ids[ends[1]:], settings) => _tested(model, tokenizer, ids[ends[0]:ends[1]], settings)",
           "test_the_final_figure_is_of_text_by_which_nothing_was_chosen", within="text_parts"),
 )

@@ -59,7 +59,9 @@ class FoldedSkip(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(sizes(x)[~sinks(x)].median())
 
-    def forward(self, branch: Tensor, x: Tensor) -> Tensor:
+    def forward(
+        self, branch: Float[Tensor, "S T D"], x: Float[Tensor, "S T D"]
+    ) -> Float[Tensor, "S T D"]:
         """Add the branch; sinks keep their skip."""
         return torch.where(sinks(x), x, self.alpha * x / sizes(x)) + branch
 
@@ -72,7 +74,7 @@ class ConstantNorm(nn.Module):
         self.norm = norm
         self.scale = nn.Parameter((1 / sizes(x))[~sinks(x)].median())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "S T D"]) -> Float[Tensor, "S T D"]:
         """Scale the tokens; sinks keep their norm."""
         return torch.where(sinks(x), self.norm(x), self.scale * x * self.norm.weight)
 
@@ -93,7 +95,8 @@ def _parallel(layer: Any, *_: Tensor) -> None:
     layer.parallel = True
 
 
-KINDS: Mapping[str, Callable[[Any, Tensor, Tensor], None]] = {
+Change = Callable[[Any, Float[Tensor, "S T D"], Float[Tensor, "S T D"]], None]
+KINDS: Mapping[str, Change] = {
     SKIPS: _skipless,
     NORMS: _constant,
     "MLP norm": _constant_before_mlp,
