@@ -54,8 +54,8 @@ TASKS = {
     ),
     "Simplify a pretrained model": (
         "docs/simplify.md",
-        """load text_batch from_pretrained_blocks to_family simplify.candidates
-        simplify.measure_removals simplify.Plan simplify.heal simplify.simplify_model""",
+        """load text_batch from_pretrained_blocks to_family to_gguf simplify.candidates
+        simplify.measure_removals simplify.heal simplify.simplify_model""",
     ),
     "Build and train blocks": (
         "docs/blocks.md",
