@@ -55,7 +55,7 @@ def obstacles(mutant: Mutant) -> list[str]:
 
 
 def test_a_fault_that_cannot_be_planted_is_named() -> None:
-    sound = fault("one", "SQUARES * variance => 3 * variance", "test_the_map_is_the_law")
+    sound = fault("one", "SQUARES * variance => 3 * variance", "test_the_maps_are_current")
     assert obstacles(sound) == []
     for changes, said in (
         ({"find": "no_such_name"}, "found 0: nowhere"),
