@@ -78,7 +78,7 @@ FINDINGS = {
     "ablations": "Shaped attention helps, and a block in sequence needs its MLP's skip.",
     "baseline": "The best pre-LN has rotary positions, not the learned ones that were the default.",
     "trial": "At width 64 simplified blocks end behind pre-LN; at width 256, in short runs, ahead.",
-    "simplification": "Which block starts more even is decided by the initial scale; training evens others out.",
+    "simplification": "How much more even SAS-P starts depends on the initial scale; training evens others out.",
     "optimisers": "SGD costs pre-LN more than SAS, and Muon gives it more.",
     "temperature": "Hot attention shrinks query and key blocks; nearly one-hot attention makes them larger.",
     "edge-of-stability": "Without a warm-up SAS-P stands larger learning rates than pre-LN.",
