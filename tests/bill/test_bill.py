@@ -6,6 +6,7 @@ import io
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import hessblocks as hb
+from hessblocks.bill.allocation import allocate
 from hessblocks.bill.bill import Bill
 from hessblocks.bill.draws import Ledger
 from hessblocks.bill.prices import (
@@ -729,6 +731,12 @@ def test_bits_cost_at_most_what_uniform_ones_cost() -> None:
     costs = {p.name: at[p.place][widths.index(int(p.bits or 0))] for p in bill.values()}
     found = bill.allocate(bits=3, costs=costs)
     assert sum(costs[name] for name in found.names) == pytest.approx(0.39)
+    # also where one place has a single edit, as one that no gradient reaches
+    prices = [replace(p, forecast=replace(p.forecast, value=costs[p.name])) for p in bill.values()]
+    prices += [replace(prices[0], name="fixed", place="fixed", how="other", size=8, bytes=8.0)]
+    uniform = 8.0 + sum(p.bytes or 0 for p in prices if p.how == "3 bits")
+    chosen = allocate(prices, bytes=uniform)
+    assert sum(p.forecast.value for p in chosen if p.place != "fixed") == pytest.approx(0.39)
 
 
 def test_symmetric_rounding_is_a_change_of_its_own() -> None:

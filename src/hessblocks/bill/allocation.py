@@ -224,9 +224,14 @@ def allocate(
 
 
 def _uniform(places: Mapping[str, Sequence[Price]], most: float) -> Iterator[dict[str, Price]]:
-    """Yield the choices with one edit for all places, within `most` bytes."""
+    """Yield the choices with one edit for all places that have several, within `most` bytes."""
     for how in dict.fromkeys(price.how for some in places.values() for price in some):
-        alike = {p: price for p, some in places.items() for price in some if price.how == how}
+        alike = {
+            place: price
+            for place, several in places.items()
+            for price in several
+            if price.how == how or len(several) == 1
+        }
         if len(alike) == len(places) and _stored(alike) <= most:
             yield alike
 
