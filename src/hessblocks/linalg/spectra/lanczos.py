@@ -149,7 +149,7 @@ def extreme_eigenvalues(
     eigenvalues = find_extremes(
         op,
         Wanted(count=count, which=SAME.get(which, which)),
-        tolerance=share,
+        allowed=lambda values, scale: torch.full_like(values, share * scale),
         max_products=max_products,
         basis_size=basis_size,
         memory_limit=memory_limit,
