@@ -31,7 +31,8 @@ def test_local_processes_give_what_this_process_gives_though_one_dies(tmp_path: 
     points = [toy.ToySettings(number=number) for number in range(5)]
     dying = toy.ToySettings(number=5, die=str(tmp_path / "mark"))
     there = toy.run(tmp_path / "there", [dying, *points], workers=2)
-    assert 1 <= there.retried <= 2, "the other worker may have been at a point too"
+    # Others restart too: the other worker's, and those that ended but whose outcome nobody had taken.
+    assert there.retried >= 1
     here = toy.run(tmp_path / "here", [dying, *points])
     assert here.retried == 0
     assert here.rows == there.rows
