@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxtyping import Int
-from safetensors import SafetensorError
 from torch import Tensor
 
 from hessblocks import models, storage
@@ -371,7 +370,9 @@ def _save(
         try:
             (family or model).save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
-        except SafetensorError as error:  # safetensors' word for a full disk
+        except OSError:
+            raise
+        except Exception as error:  # of safetensors and tokenizers, for a full disk
             raise RunError(f"--out: {folder} cannot be written ({error}).") from error
         if family is None:
             models.write_card(temporary, model, facts)
