@@ -138,9 +138,8 @@ def simplify_model(
     }
     with claimed(folder, config, free=FREE_SETTINGS):
         store = storage.mended_store(folder)
-        first = [] if settings.bare else template_start(tokenizer)
-        words = models.stored_words(original.config), start_words(tokenizer, first)
-        for word in filter(None, words):
+        stored = models.stored_words(original.config)
+        for word in filter(None, (stored, start_words(tokenizer, settings.bare))):
             progress.note(word)
         progress.note(_cost(original, fitting, validation, settings, store))
         table = Removals(rows=())
@@ -209,7 +208,7 @@ def text_parts(
     if limit is not None and settings.tokens > limit:
         raise ArgumentError(f"--tokens: {settings.tokens} are longer than the context of {limit}.")
     ids = _encoded(model, tokenizer, texts)
-    first = [] if settings.bare else template_start(tokenizer)
+    first = template_start(tokenizer, settings.bare)
     ends = [int(share * len(ids)) for share in SPLITS]
     parts = (ids[: ends[0]], ids[ends[0] : ends[1]])
     training, validation = (Windows(part, settings.tokens, first) for part in parts)
@@ -236,8 +235,7 @@ def _tested(
     """Draw windows for the test: long ones, but at least as many as an error needs."""
     limit = models.context_of(model) or LONGEST
     length = max(2, min(LONGEST, limit, len(ids) // FEWEST_SEQUENCES))
-    first = [] if settings.bare else template_start(tokenizer)
-    windows = Windows(ids, length, first)
+    windows = Windows(ids, length, template_start(tokenizer, settings.bare))
     count = max(FEWEST_SEQUENCES, min(len(windows), -(-TESTED // length)))
     return windows.drawn(count, settings.seed, "--data", "the text of the test")
 
@@ -359,6 +357,7 @@ def _save(
         "KL divergence from it, nats per token": f"{test['healed']['kl']:.3g}",
         "perplexity": f"{test['healed']['perplexity']:.4g}, before {test['perplexity']:.4g}",
         "removed": "; ".join(f"layer {row['layer']}: {row['gone']}" for row in summary["layers"]),
+        **({"weights it was made from": summary["stored"]} if summary["stored"] else {}),
         "licence": "that of the model it was made from",
     }
     try:
