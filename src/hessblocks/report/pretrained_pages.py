@@ -41,7 +41,7 @@ def write_price_report(folder: AnyPath) -> Path:
 
 def _priced(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     figure, picture = bits_map(found.get("shares", [])), folder / "figures" / "check.svg"
-    heads = {name: tuple(map(_log, row)) for name, row in found.get("heads", {}).items()}
+    heads = {name: tuple(map(templates.log10, row)) for name, row in found.get("heads", {}).items()}
     drawn = templates.layer_map({"Cost of each head, by layer": heads}, "log₁₀ nats")
     what = "rounding activations of" if "what" in found else "compressing"
     return {
@@ -244,7 +244,7 @@ def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
     }
     maps = {}
     for name, title in titles.items():
-        found = {(row["kind"], row["layer"]): _log(row[name]) for row in rows}
+        found = {(row["kind"], row["layer"]): templates.log10(row[name]) for row in rows}
         known = {kind for (kind, _), value in found.items() if not math.isnan(value)}
         maps[title] = {
             kind: tuple(found.get((kind, n), math.nan) for n in range(depth))
@@ -259,10 +259,6 @@ def _kinds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     counted = Counter(row["layer"] for row in rows)
     fullest = sorted(rows, key=lambda row: -counted[row["layer"]])
     return list(dict.fromkeys(row["kind"] for row in fullest))
-
-
-def _log(value: float | None) -> float:
-    return math.log10(value) if value and value > 0 else math.nan
 
 
 def _removal_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
