@@ -55,7 +55,7 @@ INPUTS = "inputs."
 """Prefix of mean squared inputs in the file of samples."""
 AS_STORED = "as stored"
 """Name of the change to a quantised copy."""
-TOGETHER = ("name", "forecast", "forecast_error", "measured", "measured_error", "outside")
+TOGETHER = ("name", "bits", "forecast", "forecast_error", "measured", "measured_error", "outside")
 """Columns of together.csv."""
 
 
@@ -396,7 +396,10 @@ def _summary(
         for kind in ("svg", "png"):
             with storage.atomic_path(folder / "figures" / f"check.{kind}") as temporary:
                 drawn.savefig(temporary, dpi=150)
-    named = [{**row, "name": name} for name, row in zip(sets, together, strict=True)]
+    named = [
+        {**row, "name": name, "bits": bill.sum(sets[name]).bits}
+        for name, row in zip(sets, together, strict=True)
+    ]
     found["together"] = [{key: row.get(key) for key in TOGETHER} for row in named]
     storage.write_table(folder / "together.csv", TOGETHER, found["together"])
     return found
