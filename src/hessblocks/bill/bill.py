@@ -455,7 +455,8 @@ def price(
             better standard error over text than few long ones.
         changes: name → mapping from parameter names to new tensors, or to functions of the old
             tensors; or the result of `change_each`.
-        samples: fewest sampled gradients; if there are more rows, one gradient per row.
+        samples: fewest sampled gradients. Each is on a whole number of rows, so that more rows may
+            take up to twice as many: 32 samples are 63 for 63 rows, and 32 for 64.
         seed: seed of the signs.
         form: `mixture`, the default, computes the full form too, and weighs it against the diagonal
             where changes round. `diagonal`, the default if all changes are of formats

@@ -116,5 +116,6 @@ def _block(
     if isinstance(given, str):
         return blocks.preset(given, start=start, slots=slots, **fields)
     if isinstance(given, blocks.BlockConfig):
+        fields = blocks.placed(given, slots, fields)
         return blocks.with_slots(blocks.with_start(given.replace(**fields), start), slots)
     raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {given!r}")

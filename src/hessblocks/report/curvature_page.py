@@ -38,12 +38,16 @@ def write_curvature_report(folder: AnyPath) -> Path:
     settings = {name: value for name, value in results.config.items() if name != "groups"}
     pictures = write_curvature_figures(results)
     outside = [name for name in results.by_size() if results.layers[name] is None]
+    stored = results.config["model"].get("stored")
     return write_page(
         folder,
         "curvature.html",
         title=f"hessblocks curvature: {results.name}",
         heading=f"The curvature of {results.name}",
-        headline=(Markup(page_text(_headline(results))),),
+        headline=(
+            Markup(page_text(_headline(results))),
+            *([f"Of the model, {stored}."] if stored else []),
+        ),
         missing=results.missing,
         figures=[
             {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": picture}

@@ -71,9 +71,9 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
     """
     rows = {row["name"]: row for row in found["together"]}
     shown, between = list(rows.values()), "; "
+    alone = [f"One at a time: {found['check']}."] if "check" in found else []
     if "sentences" in found:
-        check = [f"One at a time: {found['check']}."] if "check" in found else []
-        return (*found["sentences"], *check)
+        return (*found["sentences"], *alone, *told_sentences(found))
     what = found.get("what", "matrices")
     first = f"Expected cost in nats per token of all {what} together: "
     first += "; ".join(f"{name}: {nats(row)}" for name, row in rows.items()) + "."
@@ -94,8 +94,12 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
         first += (
             " Changes so large are beyond what forecasts can tell: rather trust what is measured."
         )
-    told = [f"{words[0].upper()}{words[1:]}." for words in found.get("told", ())]
-    return (first, *([f"One at a time: {found['check']}."] if "check" in found else []), *told)
+    return (first, *alone, *told_sentences(found))
+
+
+def told_sentences(found: Mapping[str, Any]) -> list[str]:
+    """Write what a summary's numbers are of, such as bits that the model was stored in."""
+    return [f"{words[0].upper()}{words[1:]}." for words in found.get("told", ())]
 
 
 def cost_cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from hessblocks.conventions import AnyPath
 from hessblocks.figures import Figure
 from hessblocks.report import templates
-from hessblocks.report.pretrained_pages import bits_map, cost_figure, nats
+from hessblocks.report.pretrained_pages import bits_map, cost_figure, nats, told_sentences
 
 QUANTISED = ("File", "Size", "Bits a weight", "Forecast KL", "Measured KL", "Perplexity")
 THIS = "this file"
@@ -69,7 +69,7 @@ def quantise_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
             "Weights that runtimes fuse have one format; one for each would save "
             f"{found['siblings']:.2g} nats by the forecast."
         )
-    return tuple(sentences)
+    return (*sentences, *told_sentences(found))
 
 
 def file_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
