@@ -96,13 +96,7 @@ def measure_price(
     progress, settings = progress or Progress(), make(PricingSettings, given)
     several = settings.round or settings.prune or settings.formats or settings.merge
     rounding = settings.cache or settings.activations
-    if not (several or settings.against or rounding):
-        raise ArgumentError(
-            "--round: there is nothing to price; give bits such as 3,4, or --formats, --prune, "
-            "--merge, --against, --cache or --activations."
-        )
-    if several and settings.against:
-        raise ArgumentError("--against: a quantised copy is priced alone; leave the others out.")
+    settings.check_chosen()
     device = resolve_device(device)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))

@@ -96,7 +96,7 @@ def check_gguf(path: Path) -> Any:
     Cost: reads the header; the weights are memory-mapped, not read.
     """
     if not path.is_file():
-        raise ArgumentError(f"MODEL: {path} is no file; give a GGUF file that exists.")
+        raise ArgumentError(f"MODEL: {path} is not a file; give a GGUF file that exists.")
     if not importlib.util.find_spec("gguf"):
         raise ArgumentError("MODEL: a GGUF file needs the package gguf: pip install gguf")
     try:

@@ -32,7 +32,6 @@ from hessblocks.simplify.speed import numbers_of
 from hessblocks.simplify.table import (
     FEWEST_SEQUENCES,
     Removals,
-    check_kinds,
     check_removals,
     measure_removals,
 )
@@ -100,7 +99,6 @@ def simplify_model(
         healing measures no removal again. An interrupted pass or healing starts over.
     """
     progress, settings = progress or Progress(), make(SimplifySettings, given)
-    check_kinds(settings.kinds)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         other = None if settings.also is None else documents_of(Path(settings.also))
