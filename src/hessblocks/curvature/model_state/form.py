@@ -27,6 +27,7 @@ _HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name and "state_
 
 REGISTERS = ("_parameters", "_buffers", "_modules", *_HOOKS)
 """Dictionaries of a module: parameters, buffers, submodules and hooks; transformers adds some."""
+_REGISTERED = frozenset(REGISTERS)
 
 INTERNAL = frozenset(vars(nn.Module()))
 """Attributes that every module has, among them `training`, which each pass sets."""
@@ -82,9 +83,10 @@ def form_of(model: nn.Module, *others: object) -> Form:
     for module in model.modules():
         attributes = vars(module)
         form.extend((_Same(module), _Same(type(module)), _Same(type(module).forward)))
-        for name in (*REGISTERS, *(name for name in attributes if name not in INTERNAL)):
-            form.append(name)
-            visit(attributes[name], 0)
+        for name, value in attributes.items():
+            if value if name in _REGISTERED else name not in INTERNAL:
+                form.append(name)
+                visit(value, 0)
     for other in others:
         for part in other.modules() if isinstance(other, nn.Module) else [other]:
             visit(vars(part) if isinstance(part, nn.Module) else part, 0)
