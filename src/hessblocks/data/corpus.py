@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from hessblocks.conventions import AnyPath
 from hessblocks.data.cache import Build, cached
 from hessblocks.data.texts import Text, cut_runs, pieces_of, slices_of, thinned
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, in_units
 from hessblocks.settings import SMALLEST_VOCABULARY
 from hessblocks.storage import atomic_path, write_text
 
