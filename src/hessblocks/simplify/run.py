@@ -362,7 +362,7 @@ def _save(
         family = models.to_family(model)
     except ArgumentError:  # layers of different sizes
         family = None
-        model.config.opened_by = OPENED
+        model.config.opened_by = facts["opened by"] = OPENED
     with storage.atomic_folder(folder) as temporary, quiet():
         try:
             (family or model).save_pretrained(temporary)
@@ -371,10 +371,7 @@ def _save(
             raise
         except Exception as error:  # of safetensors and tokenizers, for a full disk
             raise RunError(f"--out: {folder} cannot be written ({error}).") from error
-        if family is None:
-            models.write_card(temporary, model, facts)
-        else:
-            models.write_family_card(temporary, kind, facts)
+        models.write_card(temporary, kind, facts)
         storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, {})
 
 
