@@ -40,10 +40,10 @@ def write_card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]
     Raises:
         RunError: the file cannot be written.
     """
-    place = folder / CARD
-    if not place.exists() or _ours(place):
+    card = folder / CARD
+    if not card.exists() or _ours(card):
         text = _card(folder, model, training)
-        write_text(place, text + _mark(text))
+        write_text(card, text + _mark(text))
 
 
 def write_family_card(folder: Path, kind: str, facts: Mapping[str, Any]) -> None:
@@ -72,10 +72,10 @@ def _mark(text: str) -> str:
     )
 
 
-def _ours(place: Path) -> bool:
+def _ours(card: Path) -> bool:
     """Tell whether a card is unchanged since `write_card`."""
     try:
-        text, begin, end = place.read_text(encoding="utf-8").rpartition("<!--")
+        text, begin, end = card.read_text(encoding="utf-8").rpartition("<!--")
     except (OSError, UnicodeDecodeError):
         return False
     return begin + end == _mark(text)
@@ -122,17 +122,17 @@ def _template() -> Template:
 def _own_parts(block: Any) -> list[str]:
     """List the import statements of modules that define users' parts."""
     if isinstance(block, list):
-        return list(dict.fromkeys(line for one in block for line in _own_parts(one)))
+        return list(dict.fromkeys(line for part in block for line in _own_parts(part)))
     if not isinstance(block, dict):
         return []
     kinds = BlockPart.kinds(BlockPart)
     module = kinds[block["kind"]].__module__ if block.get("kind") in kinds else "hessblocks"
-    own = [] if module.split(".")[0] == "hessblocks" else [f"import {module}  # parts of the block"]
+    imports = [f"import {module}  # parts of the block"] * (module.split(".")[0] != "hessblocks")
     if module == "__main__":
-        own = [f"# first define the part {block['kind']!r}, as the script did that made this model"]
+        imports = [f"# first define the part {block['kind']!r}, as the script that made this model"]
     for value in block.values():
-        own += [line for line in _own_parts(value) if line not in own]
-    return own
+        imports += [line for line in _own_parts(value) if line not in imports]
+    return imports
 
 
 def _shown(value: Any) -> str:

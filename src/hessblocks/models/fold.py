@@ -124,14 +124,14 @@ def fold(
         )
     state: State = dict(model.state_dict())
     _check_own(model, state)
-    found = []
+    folded_blocks = []
     for at, (layer, block) in enumerate(zip(model.model.layers, model.config.blocks, strict=True)):
         _fold_layer(state, f"model.layers.{at}.", layer, block)
         wide = _folded_block(block)
-        found.append(merged_block(wide) if merge else wide)
+        folded_blocks.append(merged_block(wide) if merge else wide)
         if merge:
-            merge_layer(state, f"model.layers.{at}.", wide, found[-1])
-    folded = _with_blocks(model, found[: len(model.config.pattern)], state)
+            merge_layer(state, f"model.layers.{at}.", wide, folded_blocks[-1])
+    folded = _with_blocks(model, folded_blocks[: len(model.config.pattern)], state)
     _check_same(model, folded, tolerance)
     return folded
 
@@ -139,8 +139,8 @@ def fold(
 def _check_own(model: PreTrainedModel, state: State) -> None:
     """Check that the model has only tensors of our models, none of a parametrisation."""
     with torch.device("meta"):
-        own = type(model)(model.config).state_dict()
-    if foreign := sorted(state.keys() ^ own.keys()):
+        expected = type(model)(model.config).state_dict()
+    if foreign := sorted(state.keys() ^ expected.keys()):
         raise ArgumentError(
             f"model: its weights are not those of its configuration ({foreign[0]} is the first of "
             f"{len(foreign)} names that differ); take off what was added (parametrisations by "
@@ -161,18 +161,18 @@ def _folded_block(block: blocks.BlockConfig) -> blocks.BlockConfig:
 
 def _gain_targets(block: blocks.BlockConfig) -> dict[str, tuple[str, ...]]:
     """Find the tensors that absorb each branch's gain; none before a norm or for a user's part."""
-    found: dict[str, tuple[str, ...]] = {}
+    absorbing: dict[str, tuple[str, ...]] = {}
     projection = block.attention.projection
     if isinstance(projection, MATRICES):
-        found["attention_branch"] = ("attention.projection.weight", "attention.projection.bias")
+        absorbing["attention_branch"] = ("attention.projection.weight", "attention.projection.bias")
     elif isinstance(projection, blocks.Identity) and block.attention.shaping is not None:
         gains = ("alpha", "beta", "gamma")
-        found["attention_branch"] = tuple(f"attention.gains.{name}" for name in gains)
+        absorbing["attention_branch"] = tuple(f"attention.gains.{name}" for name in gains)
     if isinstance(block.mlp.output, MATRICES):
-        found["mlp_branch"] = ("mlp.output.weight", "mlp.output.bias")
+        absorbing["mlp_branch"] = ("mlp.output.weight", "mlp.output.bias")
     return {
         name: targets
-        for name, targets in found.items()
+        for name, targets in absorbing.items()
         if isinstance(getattr(block, name).norm, blocks.NoNorm)
     }
 
@@ -199,10 +199,10 @@ def _fold_layer(state: State, prefix: str, layer: Any, block: blocks.BlockConfig
 
 
 def _with_blocks(
-    model: PreTrainedModel, found: Sequence[blocks.BlockConfig], state: State
+    model: PreTrainedModel, pattern_blocks: Sequence[blocks.BlockConfig], state: State
 ) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
-    pattern = [block.to_dict() for block in found]
+    pattern = [block.to_dict() for block in pattern_blocks]
     config.block = pattern if pattern[1:] else pattern[0]
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         folded: Any = type(model)(config)
@@ -217,8 +217,8 @@ def _with_blocks(
 @torch.no_grad()
 def _check_same(model: PreTrainedModel, folded: PreTrainedModel, tolerance: float) -> None:
     tokens = torch.arange(min(32, model.config.context))[None] % model.config.vocab_size
-    expected, found = (_double(m)(input_ids=tokens.to(m.device)).logits for m in (model, folded))
-    difference = float((found - expected).abs().max() / expected.abs().max())
+    expected, logits = (_double(m)(input_ids=tokens.to(m.device)).logits for m in (model, folded))
+    difference = float((logits - expected).abs().max() / expected.abs().max())
     if not difference <= tolerance:
         raise RunError(
             f"model: folding would change the logits by {difference:.1e} of the largest, more than "
@@ -229,6 +229,6 @@ def _check_same(model: PreTrainedModel, folded: PreTrainedModel, tolerance: floa
 
 def _double(model: PreTrainedModel) -> Any:
     """Copy the model in float64, with an attention kernel that supports it."""
-    found: Any = copy.deepcopy(model).double().eval()
-    found.set_attn_implementation("sdpa")
-    return found
+    double: Any = copy.deepcopy(model).double().eval()
+    double.set_attn_implementation("sdpa")
+    return double

@@ -16,7 +16,7 @@ FAULTS = (
     fault("a size of the block may be contradicted",
           "$value != ($own := self.__get__($config, type($config)))"
           " => ($own := self.__get__($config, type($config))) is None", "test_configuration.py"),
-    fault("of two names of a size the later counts", "$a != given[ours] => $a is None",
+    fault("of two names of a size the later counts", "$a != $fields[ours] => $a is None",
           "test_configuration.py"),
     fault("values are merged across a gate", "$attention.gate is not None or $a => $a",
           "test_gates_are_folded_but_values_are_not_merged_across_them", within="_values_touch"),
