@@ -171,7 +171,7 @@ def test_a_card_names_the_module_of_own_parts(
 
     for work in (save, run):
         process = in_process_of_its_own(work)
-        process.join(60)
+        process.join(600)
         assert process.exitcode == 0
     assert card.read_text().count("import card_parts") == 1
     assert shape.read_text() == "torch.Size([1, 1, 29])"
