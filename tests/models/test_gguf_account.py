@@ -420,7 +420,7 @@ def test_a_header_of_a_hundred_bytes_is_answered_at_once(name, tmp_path):
     start = time.process_time()
     with pytest.raises(hb.RunError):
         hb.load(tmp_path / "m.gguf")
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 20  # to count to the least of these sizes takes minutes
 
 
 def test_the_stored_types_are_kept_and_told(tmp_path):
