@@ -54,7 +54,9 @@ def view(request, browser):
     browser.get_log("browser")
     browser.get_log("performance")
     open_page(browser, page, width)
-    first = browser.execute_script("return document.querySelector('.card').getBoundingClientRect().top")
+    first = browser.execute_script(
+        "return document.querySelector('.card').getBoundingClientRect().top"
+    )
     browser.execute_script("document.querySelectorAll('details').forEach(each => each.open = true)")
     messages = browser.get_log("browser")
     requests = list(requested(browser.get_log("performance")))

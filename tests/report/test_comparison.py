@@ -124,5 +124,7 @@ def test_the_gap_is_the_mean_of_differences_of_equal_seeds_and_steps(tmp_path: P
     ((line,),) = (panel.series for panel in gap.plots)
     assert (gap.name, line.name) == ("gap", "sas")
     assert line.y == pytest.approx((-0.2,) * len(line.y))
-    assert line.error == pytest.approx((0.1,) * len(line.y)), "of the differences, not of the losses"
+    assert line.error == pytest.approx((0.1,) * len(line.y)), (
+        "of the differences, not of the losses"
+    )
     assert gap.title.endswith("sas -0.200")
