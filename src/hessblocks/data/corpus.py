@@ -19,7 +19,8 @@ from torch.utils.data import Dataset
 from hessblocks.conventions import AnyPath
 from hessblocks.data.cache import Build, cached
 from hessblocks.data.texts import Text, cut_runs, pieces_of, slices_of, thinned
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, in_units
+from hessblocks.settings import SMALLEST_VOCABULARY
 from hessblocks.storage import atomic_path, write_text
 
 END_OF_TEXT = "<|endoftext|>"
@@ -27,8 +28,6 @@ END_OF_TEXT = "<|endoftext|>"
 MASK, PADDING = "<|mask|>", "<|padding|>"
 SPECIAL = {"causal-lm": (END_OF_TEXT,), "masked-lm": (END_OF_TEXT, MASK, PADDING)}
 """Task → special tokens, the first entries of its vocabulary."""
-SMALLEST_VOCABULARY = 257
-"""Smallest size of a vocabulary: 256 bytes and the end of text."""
 LEARNING_CHARACTERS = 64_000_000
 """About how many characters the encoding is learnt from at most; evenly spread over the text."""
 _BATCH = 1 << 21
@@ -218,8 +217,9 @@ class Windows(Dataset[Example]):
         """
         if len(self) < count:
             raise ArgumentError(
-                f"{option}: {count} windows of {self.context} tokens were asked for, {text} has "
-                f"{len(self)}; ask for fewer or shorter ones."
+                f"{option}: {count} windows of {self.context} tokens do not fit {text}, which has "
+                f"{len(self.tokens):,} tokens; give fewer or shorter ones, or more text (about "
+                f"{in_units(4 * count * self.context)})."
             )
         chosen = np.random.default_rng(seed).choice(len(self), size=count, replace=False)
         return torch.stack([self[int(index)]["input_ids"] for index in chosen])

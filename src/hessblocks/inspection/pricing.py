@@ -55,7 +55,7 @@ INPUTS = "inputs."
 """Prefix of mean squared inputs in the file of samples."""
 AS_STORED = "as stored"
 """Name of the change to a quantised copy."""
-TOGETHER = ("name", "forecast", "forecast_error", "measured", "measured_error", "outside")
+TOGETHER = ("name", "bits", "forecast", "forecast_error", "measured", "measured_error", "outside")
 """Columns of together.csv."""
 
 
@@ -96,13 +96,7 @@ def measure_price(
     progress, settings = progress or Progress(), make(PricingSettings, given)
     several = settings.round or settings.prune or settings.formats or settings.merge
     rounding = settings.cache or settings.activations
-    if not (several or settings.against or rounding):
-        raise ArgumentError(
-            "--round: there is nothing to price; give bits such as 3,4, or --formats, --prune, "
-            "--merge, --against, --cache or --activations."
-        )
-    if several and settings.against:
-        raise ArgumentError("--against: a quantised copy is priced alone; leave the others out.")
+    settings.check_chosen()
     device = resolve_device(device)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
@@ -406,7 +400,10 @@ def _summary(
         for kind in ("svg", "png"):
             with storage.atomic_path(folder / "figures" / f"check.{kind}") as temporary:
                 drawn.savefig(temporary, dpi=150)
-    named = [{**row, "name": name} for name, row in zip(sets, together, strict=True)]
+    named = [
+        {**row, "name": name, "bits": bill.sum(sets[name]).bits}
+        for name, row in zip(sets, together, strict=True)
+    ]
     found["together"] = [{key: row.get(key) for key in TOGETHER} for row in named]
     storage.write_table(folder / "together.csv", TOGETHER, found["together"])
     return found

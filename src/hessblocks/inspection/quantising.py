@@ -87,10 +87,8 @@ def measure_quantise(
         costs the last alone.
     """
     progress, settings = progress or Progress(), make(QuantisingSettings, given)
-    device, file, _ = resolve_device(device), Path(file), settings.asked
-    if (file.suffix == ".gguf") != (settings.to == "gguf"):
-        expected = "a name that ends in .gguf" if settings.to == "gguf" else "a folder"
-        raise ArgumentError(f"FILE: --to {settings.to} writes {expected}, got {file}.")
+    device, file = resolve_device(device), Path(file)
+    settings.check_file(file)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         model, saved = load_saved(source, "causal-lm")

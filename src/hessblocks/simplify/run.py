@@ -32,7 +32,6 @@ from hessblocks.simplify.speed import numbers_of
 from hessblocks.simplify.table import (
     FEWEST_SEQUENCES,
     Removals,
-    check_kinds,
     check_removals,
     measure_removals,
 )
@@ -100,7 +99,6 @@ def simplify_model(
         healing measures no removal again. An interrupted pass or healing starts over.
     """
     progress, settings = progress or Progress(), make(SimplifySettings, given)
-    check_kinds(settings.kinds)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         other = None if settings.also is None else documents_of(Path(settings.also))
@@ -364,7 +362,7 @@ def _save(
         family = models.to_family(model)
     except ArgumentError:  # layers of different sizes
         family = None
-        model.config.opened_by = OPENED
+        model.config.opened_by = facts["opened by"] = OPENED
     with storage.atomic_folder(folder) as temporary, quiet():
         try:
             (family or model).save_pretrained(temporary)
@@ -373,10 +371,7 @@ def _save(
             raise
         except Exception as error:  # of safetensors and tokenizers, for a full disk
             raise RunError(f"--out: {folder} cannot be written ({error}).") from error
-        if family is None:
-            models.write_card(temporary, model, facts)
-        else:
-            models.write_family_card(temporary, kind, facts)
+        models.write_card(temporary, kind, facts)
         storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, {})
 
 
