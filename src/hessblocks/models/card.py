@@ -29,35 +29,43 @@ SHORTEST = 16
 """For a context of at least this many tokens, the card shows how to generate text."""
 
 
-def write_card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]) -> None:
+def write_card(
+    folder: Path,
+    model: PreTrainedModel,
+    training: Mapping[str, Any],
+    **about: Any,
+) -> None:
     """Write the card of a saved model; keep a README.md that is not ours or was edited.
 
     Args:
         folder: folder with the saved model, and its tokeniser if there is one.
         model: the saved model.
         training: description of the training, by topic; empty if unknown.
+        **about: the Hub's metadata, such as `base_model` and `license`; None if unknown.
 
     Raises:
         RunError: the file cannot be written.
     """
     place = folder / CARD
     if not place.exists() or _ours(place):
-        text = _card(folder, model, training)
+        text = _card(folder, model, training, about)
         write_text(place, text + _mark(text))
 
 
-def write_family_card(folder: Path, kind: str, facts: Mapping[str, Any]) -> None:
+def write_family_card(folder: Path, kind: str, facts: Mapping[str, Any], **about: Any) -> None:
     """Write the card of a model of transformers that was made from another.
 
     Args:
         folder: folder with the saved model.
         kind: its `model_type`.
         facts: what is known of it, by topic.
+        **about: the Hub's metadata, as in `write_card`.
 
     Raises:
         RunError: the file cannot be written.
     """
-    data = ModelCardData(pipeline_tag="text-generation", tags=[kind, "hessblocks"])
+    tags: dict[str, Any] = {"pipeline_tag": "text-generation", "tags": [kind, "hessblocks"]}
+    data = ModelCardData(**tags, **about)
     rows = "\n".join(f"| {_shown(name)} | {_shown(value)} |" for name, value in facts.items())
     text = f"---\n{data.to_yaml().strip()}\n---\n\n# A {kind} with fewer parameters\n\n"
     text += f"It opens in transformers as any {kind}.\n\n| | |\n| --- | --- |\n{rows}\n"
@@ -81,7 +89,12 @@ def _ours(place: Path) -> bool:
     return begin + end == _mark(text)
 
 
-def _card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]) -> str:
+def _card(
+    folder: Path,
+    model: PreTrainedModel,
+    training: Mapping[str, Any],
+    about: Mapping[str, Any],
+) -> str:
     config: Any = model.config
     names = [base.__name__.removeprefix("Hessblocks") for base in type(model).__mro__]
     ending = next((name for name in names if name in HEADS), "Model")
@@ -92,6 +105,7 @@ def _card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]) -> 
         library_name="hessblocks",
         pipeline_tag=task,
         tags=["hessblocks", *filter(None, [config.preset])],
+        **about,
     )
     sizes = {(b.heads, b.resolved_key_value_heads, b.resolved_mlp_width) for b in config.blocks}
     return _template().render(
@@ -102,6 +116,7 @@ def _card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]) -> 
         config=config,
         where="" if len(sizes) == 1 else ", first layer",
         parameters=f"{model.num_parameters():,}",
+        licence=about.get("license"),
         training=training,
         stored=stored_words(config),
         auto=f"AutoModel{ending.removeprefix('Model')}",
