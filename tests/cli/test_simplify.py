@@ -65,7 +65,7 @@ def test_the_result_is_a_model_as_any_other_with_a_card(place: Path) -> None:
     assert sorted(command.split()) == sorted(row(card, "made by").replace("\\", "").split())
     assert "parameters saved" in card
     assert "made from | a pretrained llama" in card
-    assert "| width of the MLP, first layer |" in card
+    assert "opened by | pip install hessblocks" in card
     assert len(rows(place / "out" / "removals.csv")) == len(found["removals"]) == 10
     whole = to_family(original)
     assert type(whole).__name__ == "LlamaForCausalLM"
@@ -244,9 +244,25 @@ def test_an_interrupted_call_goes_on_and_ends_the_same(
         for numbers in ("before", "after"):
             del found[numbers]["prompt"], found[numbers]["decoding"]
     assert one == other
+    tables = [(p / "out" / "removals.csv").read_bytes() for p in (place, tmp_path)]
+    assert tables[0] == tables[1]
     kept = (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns
     assert shell(*words(place, tmp_path / "out")).status == 0
     assert (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns == kept
+
+
+def test_a_full_disk_is_said(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
+) -> None:
+    shutil.copytree(place / "out", tmp_path / "out")
+
+    def full(*_: object, **__: object) -> None:
+        raise ValueError("No space left on device (os error 28)")  # tokenizers: an Exception
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", full)
+    told = shell(*words(place, tmp_path / "out"), "--steps", "0")
+    assert told.status == 1
+    assert "model cannot be written (No space left on device" in sentence(told)
 
 
 def test_another_target_or_healing_needs_no_new_table(
@@ -261,6 +277,8 @@ def test_another_target_or_healing_needs_no_new_table(
     (text,) = found["texts"]
     assert text["healed"] == text["removed"]
     assert (tmp_path / "out" / "points.jsonl").read_bytes() == before
+    tables = [(p / "out" / "removals.csv").read_bytes() for p in (place, tmp_path)]
+    assert tables[0] == tables[1]  # columns too, though all rows come from the store
     other = shell(*words(place, tmp_path / "out"), "--sequences", "5")
     assert (other.status, "with other settings (sequences" in sentence(other)) == (2, True)
 
@@ -322,9 +340,12 @@ def test_without_a_target_the_table_alone_is_made(
     [
         (["--save", "1.0"], r"--save: expected a share from 0, below 1"),
         (["--kinds", "heads"], r"save: 20\.0% of the parameters are more than can go"),
-        (["--kinds", "layers"], r"kind: 'layers' is unknown"),
+        (["--kinds", "layers"], r"--kinds: 'layers' is unknown"),
         (["--tokens", "17"], r"--tokens: 17 are longer than the context of 16"),
-        (["--sequences", "400"], r"--sequences: 400 windows of 8 tokens were asked for, a tenth"),
+        (
+            ["--sequences", "400"],
+            r"--data: .* has 900 bytes; 3,200 tokens are needed \(400 times 8\)",
+        ),
         (["--fitted", "2", "--tokens", "4"], r"text: 8 tokens are too few to fit weights"),
         (["--towards", "teacher"], r"--towards"),
     ],

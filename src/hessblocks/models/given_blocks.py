@@ -66,7 +66,7 @@ def _named(word: str, files: dict[str, Path]) -> str:
 def _read(path: Path) -> BlockConfig:
     """Read a block from a file in the format of `BlockConfig.to_dict`."""
     if not path.is_file():
-        raise _FileError(f"{path} is no file; give one that exists.")
+        raise _FileError(f"{path} is not a file; give one that exists.")
     try:
         return BlockConfig.from_dict(read_object(path))
     except (ArgumentError, RunError) as error:
