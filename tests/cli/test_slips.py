@@ -25,7 +25,7 @@ SLIPS = {
     "price run --data code.txt --round 4": r"run holds no model, since it has no weights",
     "price doc.pdf --data code.txt --round 4": "MODEL: doc.pdf is a PDF",
     "price bad.gguf --data code.txt --round 4": "bad.gguf is damaged or not a GGUF file",
-    "price head --data code.txt --round 4": "head is a GGUF file; rename it so that it ends in .gguf",
+    "price head --data code.txt --round 4": "head is a GGUF file; rename it so that it ends in",
     "price ggufs --data code.txt --round 4": "ggufs is a folder; give its file ggufs/a.gguf",
     "price preset:pre-ln --data code.txt --round 4": "`hessblocks train pre-ln --out runs/pre-ln",
     "price sas --data code.txt --round 4": "sas is a block without trained weights; type",

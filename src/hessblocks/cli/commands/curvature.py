@@ -30,7 +30,10 @@ def curvature(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Measure the curvature of a language model; --depth to --vocab-size are for presets."""
+    """Measure norms, map and eigenvalues of the Hessian, by layer and role.
+
+    --depth to --vocab-size are for presets.
+    """
     settings.check_heads([source] if source.startswith(checks.PREFIX) else [])
     checks.length(settings.data, settings.sequences, settings.tokens)
     from hessblocks.cli.commands.work import measure_in_folder

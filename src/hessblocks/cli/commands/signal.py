@@ -43,9 +43,9 @@ def signal(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Measure signal propagation layer by layer; --depth to --vocab-size are for presets.
+    """Measure signal propagation, layer by layer.
 
-    Results of an earlier `signal` in the folder are replaced.
+    --depth to --vocab-size are for presets. Results of an earlier `signal` in the folder are replaced.
     """
     settings.check_heads([*presets, *(name for name in models or [] if checks.PREFIX in name)])
     checks.length(settings.data, settings.sequences, settings.tokens)
