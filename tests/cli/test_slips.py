@@ -16,7 +16,7 @@ PRICE = "price model --data code.txt"
 QUANTISE = "quantise model new.gguf --data code.txt"
 SLIPS = {
     # the model
-    "price gpt2 --data code.txt --round 4": "MODEL: 'gpt2' is not a folder.* run `hf download gpt2`",
+    "price gpt2 --data code.txt --round 4": "MODEL: 'gpt2' is not a folder.* run `hf download",
     "price modell --data code.txt --round 4": "did you mean model?",
     "price no/such/model --data code.txt --round 4": "MODEL: no/such/model is not a folder",
     "price ./nowhere.gguf --data code.txt --round 4": "MODEL: ./nowhere.gguf is not a folder",

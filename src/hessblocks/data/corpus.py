@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from hessblocks.conventions import AnyPath
 from hessblocks.data.cache import Build, cached
-from hessblocks.data.texts import Text, pieces_of, slices_of, thinned
+from hessblocks.data.texts import Text, cut_runs, pieces_of, slices_of, thinned
 from hessblocks.errors import ArgumentError, in_units
 from hessblocks.settings import SMALLEST_VOCABULARY
 from hessblocks.storage import atomic_path, write_text
@@ -52,6 +52,8 @@ def learn_encoding(
 ) -> Any:
     """Learn byte-level BPE; each merge occurs at least twice in the texts.
 
+    A word of more than 8,192 characters, whose cost would be quadratic, is learnt from in pieces.
+
     Args:
         texts: texts to learn from.
         vocabulary: largest size of the vocabulary; a short text supports fewer entries.
@@ -70,7 +72,7 @@ def learn_encoding(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    slices = [[part for text in texts for part in slices_of(text)]]
+    slices = [[run for text in texts for part in slices_of(text) for run in cut_runs(part)]]
     # one batch: the trainer then needs no Python; popped, so that its memory is freed afterwards
     batches = (slices.pop() for _ in range(1))
     _run_interruptibly(lambda: encoding.train_from_iterator(batches, trainer))

@@ -44,7 +44,7 @@ def train(
     from hessblocks.cli.commands.work import carry_out
     from hessblocks.models import read_blocks
 
-    (preset,), blocks = read_blocks([preset], what="preset")
+    (preset,), blocks = read_blocks([preset], option="preset")
     model = replace(model, blocks=blocks)
     folder = out or Path("runs", preset)
     run = settings.RunSettings(
