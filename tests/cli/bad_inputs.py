@@ -279,11 +279,15 @@ CASES: dict[str, Bad] = {
     ),
     "a command that is nearly one of before": Bad(("finetun",), 2, 'Unknown command "finetun"'),
     # models to measure
-    "model folder missing": Bad(curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y is no folder"),
-    "no name of a model": Bad(curvature("a b", *LOOK), 2, "MODEL: a b is no folder; give one"),
-    "hub name, no network": Bad(curvature("gpt2"), 1, "MODEL: 'gpt2' is no folder, and no model"),
+    "model folder missing": Bad(
+        curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y is not a folder"
+    ),
+    "no name of a model": Bad(curvature("a b", *LOOK), 2, "MODEL: a b is not a folder; give one"),
+    "hub name, no network": Bad(
+        curvature("gpt2"), 1, "MODEL: 'gpt2' is not a folder, and no model"
+    ),
     "hub name with a slash": Bad(
-        curvature("openai-community/gpt2"), 1, "MODEL: 'openai-community/gpt2' is no folder"
+        curvature("openai-community/gpt2"), 1, "MODEL: 'openai-community/gpt2' is not a folder"
     ),
     "a file for a folder": Bad(
         curvature("afile"), 1, "MODEL: 'afile' is", lambda p: (p / "afile").write_text("text")
@@ -311,7 +315,7 @@ CASES: dict[str, Bad] = {
     "no tokenizer": Bad(
         curvature("m", "--sequences", "1", "--tokens", "4"),
         2,
-        "no tokenizer beside it",
+        "no tokenizer",
         lambda p: gpt2(p / "m"),
     ),
     "tokens beyond the context": Bad(

@@ -57,7 +57,7 @@ def test_an_input_ten_times_as_large_has_a_tenth_and_a_hundredth_of_the_derivati
         (torch.ones(3, dtype=torch.long), 1e-5, "x: expected floating-point vectors"),
         (torch.randn(3), -1.0, "eps: expected a number of at least 0"),
         (torch.randn(3), float("nan"), "eps: expected a number of at least 0"),
-        (torch.ones(2, 3), 0.0, "a vector without deviation has no norm"),
+        (torch.ones(2, 3), 0.0, "the norm of a constant vector is undefined"),
     ],
 )
 def test_bad_input_is_refused(x: Tensor, eps: float, words: str) -> None:

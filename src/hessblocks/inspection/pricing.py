@@ -102,7 +102,7 @@ def measure_price(
             "--merge, --against, --cache or --activations."
         )
     if several and settings.against:
-        raise ArgumentError("--against: a quantised copy is priced alone; leave the others out.")
+        raise ArgumentError("--against: prices a quantised copy alone; leave other changes out.")
     device = resolve_device(device)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
@@ -210,7 +210,7 @@ def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
         raise type(error)(str(error).replace("MODEL:", "--against:", 1)) from error
     except (AttributeError, KeyError) as error:
         raise ArgumentError(
-            f"--against: {source} is no copy of {subject.name} ({error})."
+            f"--against: {source} is not a copy of {subject.name} ({error})."
         ) from error
     if any(found[name].shape != p.shape for name, p in own.items()):
         raise ArgumentError(f"--against: {source} has weights of other sizes than {subject.name}.")

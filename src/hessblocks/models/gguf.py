@@ -96,7 +96,7 @@ def check_gguf(path: Path) -> Any:
     Cost: reads the header; the weights are memory-mapped, not read.
     """
     if not path.is_file():
-        raise ArgumentError(f"MODEL: {path} is no file; give a GGUF file that exists.")
+        raise ArgumentError(f"MODEL: {path} is not a file; give a GGUF file that exists.")
     if not importlib.util.find_spec("gguf"):
         raise ArgumentError("MODEL: a GGUF file needs the package gguf: pip install gguf")
     try:
@@ -105,7 +105,7 @@ def check_gguf(path: Path) -> Any:
         kind = str(reader.fields["general.architecture"].contents())
     except Exception as error:  # a file from elsewhere may cause any kind of error
         raise RunError(
-            f"MODEL: {path} is damaged or no GGUF file ({_short(error)}); copy or download it "
+            f"MODEL: {path} is damaged or not a GGUF file ({_short(error)}); copy or download it "
             "again."
         ) from error
     supported = sorted({*GGUF_CONFIG_MAPPING} - {*NO_MODELS})

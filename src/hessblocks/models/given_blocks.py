@@ -59,14 +59,14 @@ def _named(word: str, files: dict[str, Path]) -> str:
     if name in PRESETS or files.setdefault(name, path) != path:
         raise _FileError(f"there are two blocks called {name!r}; rename {path}.")
     if not stays_inside(name) or not name or set(name) & set("+,[]"):
-        raise _FileError(f"{path} gives a block no name; rename it.")
+        raise _FileError(f"{path}: its name cannot name a block; rename the file.")
     return name + brackets
 
 
 def _read(path: Path) -> BlockConfig:
     """Read a block from a file in the format of `BlockConfig.to_dict`."""
     if not path.is_file():
-        raise _FileError(f"{path} is no file; give one that exists.")
+        raise _FileError(f"{path} is not a file; give one that exists.")
     try:
         return BlockConfig.from_dict(read_object(path))
     except (ArgumentError, RunError) as error:

@@ -201,7 +201,7 @@ class Saved:
         if folder.is_dir() and not available:
             if needed:
                 raise ArgumentError(
-                    f"MODEL: {self.name} has no tokenizer beside it; save it into the folder."
+                    f"MODEL: {self.name} has no tokenizer; save it into the folder."
                 )
             return None
         with quiet(), reading(self.reader):
@@ -258,7 +258,7 @@ def _place(source: str) -> str:
     except HFValidationError as error:
         shown = source or "an empty name"
         raise ArgumentError(
-            f"MODEL: {shown} is no folder; give one that save_pretrained wrote, or a GGUF file."
+            f"MODEL: {shown} is not a folder; give one that save_pretrained wrote, or a GGUF file."
         ) from error
     return source
 
@@ -285,7 +285,7 @@ def _config(source: str, location: str) -> Any:
                 f"MODEL: {source} holds no model that transformers knows ({_first_line(error)})."
             ) from error
         raise RunError(
-            f"MODEL: {source!r} is no folder, and no model of that name is in the local Hugging "
+            f"MODEL: {source!r} is not a folder, and no model of that name is in the local Hugging "
             f"Face cache; run `hf download {source}` where there is a network, or give a folder."
         ) from error
     storage.check_own_code(f"MODEL: {source}", config)

@@ -165,7 +165,7 @@ def _vocabulary(path: Path, size: int) -> dict[str, tuple[Any, Any]]:
     count = len(found.get("tokenizer.ggml.tokens", ([], []))[0])
     if count != size:
         raise ArgumentError(
-            f"--to gguf: {path} has {count} tokens, the model {size}; give the file of its original"
+            f"--to gguf: {path} has {count} tokens, the model {size}; give the file it came from"
         )
     return found
 

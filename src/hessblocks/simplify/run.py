@@ -122,7 +122,7 @@ def simplify_model(
         if settings.to == "gguf":
             if not source.lower().endswith(".gguf"):
                 raise ArgumentError(
-                    "--to gguf: MODEL is not a GGUF file, whose tokeniser the result would get"
+                    "--to gguf: copies the tokeniser of a GGUF file; give one as MODEL"
                 )
             check_deci(original)
         even = settings.even and settings.save > 0
@@ -205,7 +205,7 @@ def text_parts(
             windows are longer than the context, or the text has too few windows.
     """
     if tokenizer is None:
-        raise ArgumentError("MODEL: no tokenizer beside it; save the tokenizer into its folder.")
+        raise ArgumentError("MODEL: has no tokenizer; save the tokenizer into its folder.")
     limit = models.context_of(model)
     if limit is not None and settings.tokens > limit:
         raise ArgumentError(f"--tokens: {settings.tokens} are longer than the context of {limit}.")

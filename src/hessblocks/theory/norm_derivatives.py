@@ -106,6 +106,6 @@ def norm_derivatives(
     deviation = (moved.square().mean(-1, keepdim=True) + eps).sqrt()
     if not bool((deviation > 0).all()):
         raise ArgumentError(
-            "x: a vector without deviation has no norm; expected none, or an eps above 0"
+            "x: with eps=0 the norm of a constant vector is undefined; give an eps above 0"
         )
     return NormDerivatives(output=moved / deviation, deviation=deviation, centred=centred)

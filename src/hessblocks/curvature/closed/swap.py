@@ -98,7 +98,7 @@ class ClosedForms(TorchFunctionMode):
         if self._watch.in_recomputed_part():
             if func is torch._weight_norm or kwargs.get("options"):
                 raise RunError(
-                    f"model: {func.__name__} in a part under activation checkpointing, where "
+                    f"model: {func.__name__} is called under activation checkpointing, where "
                     "torch's second derivative of it is wrong; switch checkpointing off, or use "
                     "torch.nn.utils.parametrizations.weight_norm"
                 )
