@@ -59,7 +59,7 @@ TASKS = {
     ),
     "Build and train blocks": (
         "docs/blocks.md",
-        """PRESETS preset BlockConfig build compare training.train models.fold models.draw_blocks
+        """PRESETS preset BlockConfig build compare training.train models.draw_blocks
         measure_signal signal.propagate SignalCallback GainCallback""",
     ),
     "Closed forms": (

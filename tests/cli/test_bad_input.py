@@ -129,7 +129,7 @@ def test_an_unknown_command(shell: Shell) -> None:
 @pytest.mark.parametrize("out", ["/proc/hessblocks", "/dev/null/out"])
 def test_an_unwritable_folder(shell: Shell, out: str) -> None:
     outcome = shell.compare(Path(out))
-    assert outcome.status == 1
+    assert outcome.status == 2
     assert sentence(outcome).startswith(f"hessblocks: --out: {out} cannot be written (")
 
 

@@ -124,7 +124,7 @@ def test_the_page_opens_with_the_answer(place: Path) -> None:
     said = first.partition("at 3 bits would cost ")[2].partition(" ")[0]
     assert float(said) == pytest.approx(value, rel=0.5)
     assert "One at a time: 3 changes measured on held-out data" in page
-    assert page.count('<img src="data:image/svg+xml') == 2
+    assert page.count('<img src="data:image/svg+xml') == 3
     assert "model.layers.1.mlp.down_proj.weight, 3 bits" in page
 
 

@@ -127,9 +127,25 @@ def test_an_interrupted_call_goes_on_and_ends_the_same(
         for numbers in ("before", "after"):
             del found[numbers]["prompt"], found[numbers]["decoding"]
     assert one == other
+    tables = [(p / "out" / "removals.csv").read_bytes() for p in (place, tmp_path)]
+    assert tables[0] == tables[1]
     kept = (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns
     assert shell(*words(place, tmp_path / "out")).status == 0
     assert (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns == kept
+
+
+def test_a_full_disk_is_said(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
+) -> None:
+    shutil.copytree(place / "out", tmp_path / "out")
+
+    def full(*_: object, **__: object) -> None:
+        raise ValueError("No space left on device (os error 28)")  # tokenizers: an Exception
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", full)
+    told = shell(*words(place, tmp_path / "out"), "--steps", "0")
+    assert told.status == 1
+    assert "model cannot be written (No space left on device" in sentence(told)
 
 
 def test_another_target_or_healing_needs_no_new_table(
@@ -144,6 +160,8 @@ def test_another_target_or_healing_needs_no_new_table(
     (text,) = found["texts"]
     assert text["healed"] == text["removed"]
     assert (tmp_path / "out" / "points.jsonl").read_bytes() == before
+    tables = [(p / "out" / "removals.csv").read_bytes() for p in (place, tmp_path)]
+    assert tables[0] == tables[1]  # columns too, though all rows come from the store
     other = shell(*words(place, tmp_path / "out"), "--sequences", "5")
     assert (other.status, "with other settings (sequences" in sentence(other)) == (2, True)
 

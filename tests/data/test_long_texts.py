@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer
 from hessblocks.data import corpus, texts
 from hessblocks.data.corpus import learn_encoding, write_tokens
 from hessblocks.data.python_code import load_corpus
-from hessblocks.data.texts import TextFile, pieces_of, slices_of, text_file
+from hessblocks.data.texts import TextFile, cut_runs, pieces_of, slices_of, text_file
 from hessblocks.errors import RunError
 from tests.data.helpers import write_code
 
@@ -224,3 +225,13 @@ def test_slices_are_cut_where_the_encoding_cuts(seed: int, monkeypatch: pytest.M
     assert "".join(found) == text
     assert len(found) > 30
     assert [i for one in found for i in encoding.encode(one).ids] == encoding.encode(text).ids
+
+
+def test_a_long_run_of_one_letter_is_learnt_from_in_pieces() -> None:
+    """Its cost would be quadratic: nine minutes for a million."""
+    text = "ab " + "a" * 20_000 + " " * 9_000 + "cd"
+    assert "".join(cut_runs(text)) == text
+    assert [len(run) for run in cut_runs(text)] == [3 + 8192, 8192, 3616 + 8192, 810]
+    start = time.process_time()
+    learn_encoding(["a" * 1_000_000], 400)
+    assert time.process_time() - start < 5

@@ -200,7 +200,9 @@ def sentence(error: CycloptsError) -> str:
     """Write a parsing error on one line."""
     match error:
         case cyclopts.ValidationError(argument=Argument() as argument, exception_message=reason):
-            return f"{_name(argument)}: {reason}"
+            name = _name(argument)
+            told = reason.lower().startswith(f"{name.lower()}:")
+            return reason if told else f"{name}: {reason}"
         case cyclopts.UnusedCliTokensError(unused_tokens=[*words]):
             return f"{' '.join(words)}: nothing more was expected here; an option begins with --."
         case cyclopts.CoercionError(token=token) if token and token.source != "cli":

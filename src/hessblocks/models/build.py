@@ -54,7 +54,7 @@ def build(
             block.
         slots: fields to change in every block, by path: `{"attention.query.init": "zeros"}`; see
             `hessblocks.blocks.with_slots`.
-        name: name of the block in tables and on the model card; by default the preset's name.
+        name: name of the block in tables; by default the preset's name.
         **block_fields: fields of `BlockConfig` to change in every block (`width=256, heads=4`).
 
     Returns:
@@ -116,5 +116,6 @@ def _block(
     if isinstance(block, str):
         return blocks.preset(block, start=start, slots=slots, **fields)
     if isinstance(block, blocks.BlockConfig):
+        fields = blocks.placed(block, slots, fields)
         return blocks.with_slots(blocks.with_start(block.replace(**fields), start), slots)
     raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")

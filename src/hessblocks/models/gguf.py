@@ -188,8 +188,9 @@ def complete_config(path: Path, reader: Any, config: Any) -> None:
     for key, value in fields.items():
         if value != _set(config, key, value) and key not in WITHOUT_EFFECT:
             raise _unread(path, f"{kind}.{key}", value)
-    if not any(key.endswith("norm_epsilon") or "rms_epsilon" in key for key in fields):
-        raise _unread(path, f"{kind}.attention.layer_norm_epsilon", None)
+    epsilons = {value for key, value in fields.items() if key.endswith("_epsilon")}
+    if len(epsilons) != 1:  # a file may name those of both norms, but a model has one
+        raise _unread(path, f"{kind}.attention.layer_norm_epsilon", sorted(epsilons) or None)
     if kind in LARGEST:
         width = config.hidden_size // heads
         large = config.num_hidden_layers == LARGEST[kind]
@@ -391,8 +392,10 @@ def stored_within(config: Any, bits: int) -> int:
 
 
 def _types(config: Any) -> list[str]:
-    family = getattr(config, "family", None) or {}
-    return list((getattr(config, "stored_types", None) or family.get("stored_types", {})).values())
+    family = getattr(config, "family", None)
+    family = family if isinstance(family, dict) else {}
+    types = getattr(config, "stored_types", None) or family.get("stored_types")
+    return [str(type_) for type_ in types.values()] if isinstance(types, dict) else []
 
 
 def _bits(type_: str) -> int:

@@ -2,7 +2,6 @@
 
 import inspect
 import warnings
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
@@ -11,7 +10,6 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hessblocks.errors import ArgumentError, RunError, unknown_name
-from hessblocks.models.card import write_card
 from hessblocks.models.configuration import HessblocksConfig
 
 HEADS = ("lm_head", "score")
@@ -118,24 +116,6 @@ class HessblocksPreTrainedModel(PreTrainedModel):
             logging.set_verbosity(verbosity)
         check_complete(path, mismatches | {"mismatched_keys": ()} if resize else mismatches)
         return (model, mismatches) if report else model
-
-    def save_pretrained(
-        self, save_directory: Any, is_main_process: bool = True, *arguments: Any, **keywords: Any
-    ) -> None:
-        """Save the model as `PreTrainedModel.save_pretrained` does, with a model card.
-
-        Args:
-            save_directory: created if missing; a README.md there that is not ours is kept.
-            is_main_process: whether this process writes.
-            *arguments: as in transformers.
-            **keywords: as in transformers.
-
-        Raises:
-            RunError: the card cannot be written.
-        """
-        super().save_pretrained(save_directory, is_main_process, *arguments, **keywords)
-        if is_main_process and (folder := Path(save_directory)).is_dir():
-            write_card(folder, self, {})
 
     def _init_weights(self, module: nn.Module) -> None:
         if getattr(module, KEPT, False):

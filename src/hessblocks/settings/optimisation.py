@@ -75,6 +75,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         """Check ranges."""
         field_marks.check_ranges(self)
+        self.sequences_each()
         if self.rates == "width" and self.optimiser == "sgd":
             raise ArgumentError(
                 "--rates: rates by width are known for adamw and muon, not for sgd; use one of "

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxtyping import Int
-from safetensors import SafetensorError
 from torch import Tensor
 
 from hessblocks import models, storage
@@ -33,7 +32,6 @@ from hessblocks.simplify.speed import numbers_of
 from hessblocks.simplify.table import (
     FEWEST_SEQUENCES,
     Removals,
-    check_kinds,
     check_removals,
     measure_removals,
 )
@@ -101,7 +99,6 @@ def simplify_model(
         healing measures no removal again. An interrupted pass or healing starts over.
     """
     progress, settings = progress or Progress(), make(SimplifySettings, given)
-    check_kinds(settings.kinds)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         other = None if settings.also is None else documents_of(Path(settings.also))
@@ -139,9 +136,8 @@ def simplify_model(
     }
     with claimed(folder, config, free=FREE_SETTINGS):
         store = storage.mended_store(folder)
-        first = [] if settings.bare else template_start(tokenizer)
-        words = models.stored_words(original.config), start_words(tokenizer, first)
-        for word in filter(None, words):
+        stored = models.stored_words(original.config)
+        for word in filter(None, (stored, start_words(tokenizer, settings.bare))):
             progress.note(word)
         progress.note(_cost(original, fitting, validation, settings, store))
         table = Removals(rows=())
@@ -210,7 +206,7 @@ def text_parts(
     if limit is not None and settings.tokens > limit:
         raise ArgumentError(f"--tokens: {settings.tokens} are longer than the context of {limit}.")
     ids = _encoded(model, tokenizer, texts)
-    first = [] if settings.bare else template_start(tokenizer)
+    first = template_start(tokenizer, settings.bare)
     ends = [int(share * len(ids)) for share in SPLITS]
     parts = (ids[: ends[0]], ids[ends[0] : ends[1]])
     training, validation = (Windows(part, settings.tokens, first) for part in parts)
@@ -237,8 +233,7 @@ def _tested(
     """Draw windows for the test: long ones, but at least as many as an error needs."""
     limit = models.context_of(model) or LONGEST
     length = max(2, min(LONGEST, limit, len(ids) // FEWEST_SEQUENCES))
-    first = [] if settings.bare else template_start(tokenizer)
-    windows = Windows(ids, length, first)
+    windows = Windows(ids, length, template_start(tokenizer, settings.bare))
     count = max(FEWEST_SEQUENCES, min(len(windows), -(-TESTED // length)))
     return windows.drawn(count, settings.seed, "--data", "the text of the test")
 
@@ -360,23 +355,23 @@ def _save(
         "KL divergence from it, nats per token": f"{test['healed']['kl']:.3g}",
         "perplexity": f"{test['healed']['perplexity']:.4g}, before {test['perplexity']:.4g}",
         "removed": "; ".join(f"layer {row['layer']}: {row['gone']}" for row in summary["layers"]),
+        **({"weights it was made from": summary["stored"]} if summary["stored"] else {}),
         "licence": "that of the model it was made from",
     }
     try:
         family = models.to_family(model)
     except ArgumentError:  # layers of different sizes
         family = None
-        model.config.opened_by = OPENED
+        model.config.opened_by = facts["opened by"] = OPENED
     with storage.atomic_folder(folder) as temporary, quiet():
         try:
             (family or model).save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
-        except SafetensorError as error:  # safetensors' word for a full disk
+        except OSError:
+            raise
+        except Exception as error:  # of safetensors and tokenizers, for a full disk
             raise RunError(f"--out: {folder} cannot be written ({error}).") from error
-        if family is None:
-            models.write_card(temporary, model, facts)
-        else:
-            models.write_family_card(temporary, kind, facts)
+        models.write_card(temporary, kind, facts)
         storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, {})
 
 

@@ -25,6 +25,11 @@ from hessblocks.storage import Store, Tabular
 Row = dict[str, Any]
 LEAST_SAVED = 1e-4
 """Smallest saved share of the parameters for which nats per percent are computed."""
+COLUMNS = (
+    "kind", "layer", "kl", "kl_error", "loss", "loss_error", "parameters", "share", "operations",
+    "cache", "nats_per_percent",
+)  # fmt: skip
+"""Columns in their order, which rows from a store do not keep."""
 FEWEST_SEQUENCES = 4
 """Fewest held-out sequences for a standard error."""
 
@@ -39,7 +44,7 @@ class Removals(Tabular):
 
     def to_rows(self) -> list[Row]:
         """List the rows: kind, layer, KL and loss with errors, what is saved."""
-        return [dict(row) for row in self.rows]
+        return [{name: row[name] for name in COLUMNS} for row in self.rows]
 
     def __str__(self) -> str:
         """Count the removals, and name the cheapest."""
