@@ -34,6 +34,8 @@ FAR_WITH_CHOICES = 1.4
 PASSES = 4
 """Passes over the text; each over a 32nd of it, or over a fourth where the model makes choices."""
 NOT_MEASURED = "the way to it could not be measured"
+LEAST_WITH_CHOICES = 1e-5
+"""Divergence below which, of a model that makes choices, one that flips on other text may decide."""
 LEAST = 1e-9
 """Divergence in nats per token below which rounding errors of float32 may decide."""
 CHOICES = ("topk", "sort", "argmax", "argmin", "kthvalue", "round", "multinomial", "bucketize")
@@ -132,6 +134,8 @@ def _reason(forecast: float, scaled: Mapping[float, float], *, choosing: bool) -
         if not whole / limit <= value <= whole * limit:
             times = f"{value / whole:.2g} times" if whole else "not"
             return f"KL of {t:g} of the change is {times} what a quadratic has"
+    if choosing and whole < LEAST_WITH_CHOICES:
+        return f"one choice that flips on other text may cost more than its {whole:.2g} nats"
     if choosing and not whole / limit <= forecast <= whole * limit:
         return f"the model makes choices, and its KL was {whole:.2g} nats on the same text"
     return ""
