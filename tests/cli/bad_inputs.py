@@ -321,7 +321,7 @@ CASES: dict[str, Bad] = {
     "no tokenizer": Bad(
         curvature("m", "--sequences", "1", "--tokens", "4"),
         2,
-        "no tokenizer beside it",
+        "no tokenizer",
         lambda p: gpt2(p / "m"),
     ),
     "tokens beyond the context": Bad(

@@ -195,7 +195,7 @@ def test_a_full_disk_loses_nothing(shell: Shell, tmp_path: Path) -> None:
         os._exit(main(words))
 
     process = in_process_of_its_own(limited)
-    process.join(60)
+    process.join(600)
     last = (tmp_path / "errors").read_text().strip().splitlines()[-1]
     assert process.exitcode == 1
     assert last.startswith("hessblocks: --out: ")

@@ -476,7 +476,7 @@ def test_models_without_logits_of_the_next_token_are_refused(shell: Shell, tmp_p
 def test_random_tokens_are_never_taken_silently(shell: Shell, saved: Path, tmp_path: Path) -> None:
     outcome = measure(shell, saved, tmp_path / "out")
     assert outcome.status == 2
-    assert "has no tokenizer beside it" in sentence(outcome)
+    assert "has no tokenizer" in sentence(outcome)
     assert "--data random" in sentence(outcome)
     folder = gpt2(tmp_path / "small", vocabulary=40)
     corpus = hb.data.load_corpus(shell.code, 260)

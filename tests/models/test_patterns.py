@@ -96,7 +96,7 @@ def test_the_openers_take_the_joined_names() -> None:
         (
             ["pre-ln", "sas-p"],
             {"depth": 3},
-            "depth: 3 layers are no whole number of turns through 2",
+            "depth: 3 layers are not a multiple of 2 blocks",
         ),
         ([], {}, "block: expected a preset's name or a BlockConfig, got"),
         (["pre-ln", 3], {}, "block: expected a preset's name or a BlockConfig, got 3"),

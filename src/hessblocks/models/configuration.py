@@ -142,8 +142,8 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
     """
     if not pattern or depth % len(pattern):
         raise ArgumentError(
-            f"depth: {depth} layers are no whole number of turns through {len(pattern)} blocks; "
-            "change depth, or give one block a layer"
+            f"depth: {depth} layers are not a multiple of {len(pattern)} blocks, which alternate; "
+            "change depth, or give one block per layer"
         )
     if not any(block.attends for block in pattern):
         raise ArgumentError("sub_blocks: no layer has attention; leave it in one of them")

@@ -105,7 +105,7 @@ def check_gguf(path: Path) -> Any:
         kind = str(reader.fields["general.architecture"].contents())
     except Exception as error:  # a file from elsewhere may cause any kind of error
         raise RunError(
-            f"MODEL: {path} is damaged or no GGUF file ({_short(error)}); copy or download it "
+            f"MODEL: {path} is damaged or not a GGUF file ({_short(error)}); copy or download it "
             "again."
         ) from error
     supported = sorted({*GGUF_CONFIG_MAPPING} - {*NO_MODELS})

@@ -59,7 +59,7 @@ def _named(word: str, files: dict[str, Path]) -> str:
     if name in PRESETS or files.setdefault(name, path) != path:
         raise _FileError(f"there are two blocks called {name!r}; rename {path}.")
     if not stays_inside(name) or not name or set(name) & set("+,[]"):
-        raise _FileError(f"{path} gives a block no name; rename it.")
+        raise _FileError(f"{path}: its name cannot name a block; rename the file.")
     return name + brackets
 
 

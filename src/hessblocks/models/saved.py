@@ -212,7 +212,7 @@ class Saved:
         if folder.is_dir() and not available:
             if needed:
                 raise ArgumentError(
-                    f"MODEL: {self.name} has no tokenizer beside it; save it into the folder."
+                    f"MODEL: {self.name} has no tokenizer; save it into the folder."
                 )
             return None
         with quiet(), reading(self.reader):

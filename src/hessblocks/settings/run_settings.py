@@ -58,8 +58,7 @@ class ObservationSettings:
         check_ranges(self)
         if self.curvature_groups != ROLES and not self.curvature_every:
             raise ArgumentError(
-                "--curvature-groups: nothing is measured of them without --curvature-every; give "
-                "both or none."
+                "--curvature-groups: has no effect without --curvature-every; give both or neither."
             )
         if self.curvature_every and not self.curvature_groups:
             raise ArgumentError("--curvature-groups: expected roles or names of groups, got none.")

@@ -215,7 +215,7 @@ def text_parts(
             windows are longer than the context, or the text has too few windows.
     """
     if tokenizer is None:
-        raise ArgumentError("MODEL: no tokenizer beside it; save the tokenizer into its folder.")
+        raise ArgumentError("MODEL: has no tokenizer; save the tokenizer into its folder.")
     limit = models.context_of(model)
     if limit is not None and settings.tokens > limit:
         raise ArgumentError(f"--tokens: {settings.tokens} are longer than the context of {limit}.")

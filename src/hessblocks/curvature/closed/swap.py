@@ -104,7 +104,7 @@ class ClosedForms(TorchFunctionMode):
         if recomputed:
             if func is torch._weight_norm or kwargs.get("options"):
                 raise RunError(
-                    f"model: {func.__name__} in a part under activation checkpointing, where "
+                    f"model: {func.__name__} is called under activation checkpointing, where "
                     "torch's second derivative of it is wrong; switch checkpointing off, or use "
                     "torch.nn.utils.parametrizations.weight_norm"
                 )
