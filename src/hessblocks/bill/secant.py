@@ -34,10 +34,10 @@ FAR_WITH_CHOICES = 1.4
 PASSES = 4
 """Passes over the text; each over a 32nd of it, or over a fourth where the model makes choices."""
 NOT_MEASURED = "the way to it could not be measured"
-LEAST_WITH_CHOICES = 1e-5
-"""Divergence below which, of a model that makes choices, one that flips on other text may decide."""
 LEAST = 1e-9
 """Divergence in nats per token below which rounding errors of float32 may decide."""
+LEAST_WITH_CHOICES = 1e-5
+"""The same in a model that chooses, where one choice that flips on other text may decide."""
 CHOICES = ("topk", "sort", "argmax", "argmin", "kthvalue", "round", "multinomial", "bucketize")
 """Operations whose result jumps with their input."""
 _NUMBER = re.compile(r"\d+")
