@@ -3,6 +3,7 @@
 Optional tensors and keys are added one at a time; none may be dropped without a word.
 """
 
+import json
 import re
 import struct
 import time
@@ -18,6 +19,8 @@ from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_h
 
 import hessblocks as hb
 from hessblocks.models import stored_words
+from hessblocks.progress import Progress
+from hessblocks.report import write_curvature_report
 from tests.breadth import everyday
 from tests.models.gguf_files import interleaved
 
@@ -340,6 +343,8 @@ def test_each_optional_tensor_and_key_is_read_or_refused_by_its_name(case, tmp_p
         ("attention.layer_norm_epsilon", 0.3),
         ("attention.layer_norm_rms_epsilon", [1e-5]),
         ("rope.freq_base", "ten"),
+        ("rope.freq_base", 0.0),
+        ("rope.scaling.factor", -2.0),
         ("rope.scaling.factor", [2.0]),
         ("attention.head_count_kv", 2.5),
         ("context_length", "long"),
@@ -457,6 +462,28 @@ def test_the_stored_types_are_kept_and_told(tmp_path):
     again = hb.from_pretrained_blocks(tmp_path / "model")  # the history goes along
     assert stored_words(again.config) == "14 of 16 matrices were stored in 4 bits (Q4_1)"
     assert not stored_words(made("llama").config)
+
+
+class Notes(Progress):
+    def __init__(self):
+        super().__init__()
+        self.words = []
+
+    def note(self, text):
+        self.words.append(text)
+
+
+def test_stored_bits_stand_on_the_page_of_curvature_and_in_its_store(tmp_path):
+    path = write(tmp_path / "m.gguf", "llama", made("llama"), type_=gguf.GGMLQuantizationType.Q4_1)
+    few = {"groups": ["layers.1.attention.key"], "probes": 4, "sequences": 2, "tokens": 8}
+    few |= {"parts": ["outer"], "eigenvalues": 0, "out": tmp_path / "out"}
+    notes = Notes()
+    hb.measure_curvature(path, "random", finish=write_curvature_report, progress=notes, **few)
+    said = "14 of 16 matrices were stored in 4 bits (Q4_1)"
+    assert said in notes.words
+    assert f"Of the model, {said}." in (tmp_path / "out" / "report.html").read_text()
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model"]["stored"] == said
 
 
 OTHERS = {*GGUF_CONFIG_MAPPING} - {*MODELS, "general", "tokenizer"}

@@ -264,6 +264,8 @@ def _set_positions(path: Path, reader: Any, config: Any, rope: dict[str, Any]) -
         base = float(parts.pop("freq_base_swa"))
         positions["sliding_attention"] = {**positions["sliding_attention"], "rope_theta": base}
     full |= _scaling(parts)
+    if min(full["rope_theta"], full.get("factor", 1.0)) <= 0:
+        raise _unread(path, f"{kind}.rope", rope)
     if tensors and full["rope_type"] == "default":
         factors = torch.from_numpy(tensors["rope_freqs.weight"].data.copy()).double()
         full |= _llama3(path, factors, full["rope_theta"], turned)
