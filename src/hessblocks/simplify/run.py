@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxtyping import Int
-from safetensors import SafetensorError
 from torch import Tensor
 
 from hessblocks import models, storage
@@ -368,11 +367,8 @@ def _save(
         family = None
         model.config.opened_by = OPENED
     with storage.atomic_folder(folder) as temporary, quiet():
-        try:
-            (family or model).save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-        except SafetensorError as error:  # safetensors' word for a full disk
-            raise RunError(f"--out: {folder} cannot be written ({error}).") from error
+        (family or model).save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
         if family is None:
             models.write_card(temporary, model, facts)
         else:
