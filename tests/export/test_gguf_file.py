@@ -62,6 +62,8 @@ def test_what_is_read_back_is_what_was_rounded_bit_by_bit(source: Path, tmp_path
     chosen = written(str(source), model, tmp_path / "out.gguf")
     again, other = hb.load(tmp_path / "out.gguf")
     check_same(model, again, chosen)
+    values = export.read_gguf(tmp_path / "out.gguf", export.gguf_tensors(model, "llama"))
+    assert all(torch.equal(again.get_parameter(name), value) for name, value in values.items())
     assert other("abcab")["input_ids"] == tokenizer("abcab")["input_ids"]
     tensors = {t.name: t for t in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
     names = export.gguf_tensors(model, "llama")

@@ -223,7 +223,7 @@ def activation_changes(
     Args:
         model: any model.
         patterns: patterns of modules' names, such as `"*.down_proj"`; none: all linear modules but
-            the head.
+            the head, which a pattern may name.
         bits: bits of a symmetric grid with a scale per token, such as `(8, 4)`; or names of
             formats, or `hb.Format`s.
 
@@ -244,7 +244,8 @@ def activation_changes(
     widths = {
         name: module.weight.shape[0 if type(module).__name__ == "Conv1D" else 1]
         for name, module in model.named_modules()
-        if module is not head and getattr(getattr(module, "weight", None), "ndim", 0) == 2
+        if patterns or module is not head
+        if getattr(getattr(module, "weight", None), "ndim", 0) == 2
         if not isinstance(module, nn.Embedding)
     }
     for pattern in patterns:

@@ -516,8 +516,9 @@ def price(
             raise ArgumentError("form: only changes that round can be priced by the diagonal alone")
         names = dict.fromkeys(name for change in found for name in change.new)
         moments = form == "moments"
-        diagonal = Diagonal(problem, [*names], samples=samples, seed=seed, moments=moments)
-        own, draws, sizes = diagonal.price(found)
+        own, draws, sizes = Diagonal(
+            problem, [*names], samples=samples, seed=seed, moments=moments
+        ).price(found)  # not kept: it holds tensors of all weights
         named = {change.name: change for change in own}
         bill = Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
         return bill.with_secants()

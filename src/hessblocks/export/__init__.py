@@ -6,6 +6,7 @@ from hessblocks.export.gguf_file import (
     gguf_tensors,
     header_of,
     packed_tensors,
+    read_gguf,
     to_gguf,
     write_gguf,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "gguf_tensors",
     "header_of",
     "packed_tensors",
+    "read_gguf",
     "to_gguf",
     "write_folder",
     "write_gguf",

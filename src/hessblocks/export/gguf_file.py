@@ -302,6 +302,27 @@ def write_gguf(
             writer.close()
 
 
+def read_gguf(
+    path: Path, names: Mapping[str, tuple[str, Shaped[np.ndarray, " rows"] | None]]
+) -> dict[str, Float[Tensor, "..."]]:
+    """Read the tensors of a GGUF file in float32 by the package `gguf`.
+
+    Args:
+        path: file to read.
+        names: result of `gguf_tensors`.
+
+    Returns:
+        Parameter → its values.
+    """
+    gguf, found = library("gguf", WHY), {}
+    tensors = {tensor.name: tensor for tensor in open_gguf(path).tensors}
+    for name, (tensor, order) in names.items():
+        own = tensors[tensor]
+        rows = torch.from_numpy(gguf.quants.dequantize(own.data, own.tensor_type).copy())
+        found[name] = rows if order is None else rows[torch.from_numpy(order)]
+    return found
+
+
 def _kind(gguf: Any, value: Any) -> Any:
     """Find the type of a field."""
     if isinstance(value, np.generic):

@@ -28,7 +28,7 @@ from hessblocks.bill import (
     rounded,
 )
 from hessblocks.conventions import AnyPath
-from hessblocks.curvature import Problem, custom_groups, plain_model
+from hessblocks.curvature import Problem, custom_groups, make_plan, plain_model
 from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration, in_units
 from hessblocks.inspection.caches import (
@@ -313,9 +313,13 @@ def announced(
     if not any(change.new for change in changes.values()):
         passes = f"{settings.sequences} forward and {settings.samples} backward passes at least"
         return f"{len(changes)} changes: {passes}, one of each for every window of the text"
-    start, parameters = time.perf_counter(), problem.parameters
-    problem.value(twice=False)
-    forward, making = time.perf_counter() - start, 0.0
+    parameters, making = problem.parameters, 0.0
+    with problem.computing(), torch.no_grad():
+        first = next(iter(make_plan(problem, twice=False, most_rows=1).passes))
+        for _ in range(2):  # warm-up: the first call takes longer
+            start = time.perf_counter()
+            problem.forward(first, parameters, twice=False)
+    forward = (time.perf_counter() - start) * sum(problem.batches.rows)
     kinds: dict[str, list[Change]] = {}
     for change in changes.values():
         kinds.setdefault(change.how, []).append(change)
