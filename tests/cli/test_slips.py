@@ -16,7 +16,7 @@ PRICE = "price model --data code.txt"
 QUANTISE = "quantise model new.gguf --data code.txt"
 SLIPS = {
     # the model
-    "price gpt2 --data code.txt --round 4": "MODEL: 'gpt2' is not a folder.* run `hf download gpt2`",
+    "price gpt2 --data code.txt --round 4": "MODEL: 'gpt2' is not a folder.* run `hf download",
     "price modell --data code.txt --round 4": "did you mean model?",
     "price no/such/model --data code.txt --round 4": "MODEL: no/such/model is not a folder",
     "price ./nowhere.gguf --data code.txt --round 4": "MODEL: ./nowhere.gguf is not a folder",
@@ -25,7 +25,7 @@ SLIPS = {
     "price run --data code.txt --round 4": r"run holds no model, since it has no weights",
     "price doc.pdf --data code.txt --round 4": "MODEL: doc.pdf is a PDF",
     "price bad.gguf --data code.txt --round 4": "bad.gguf is damaged or not a GGUF file",
-    "price head --data code.txt --round 4": "head is a GGUF file; rename it so that it ends in .gguf",
+    "price head --data code.txt --round 4": "head is a GGUF file; rename it so that it ends in",
     "price ggufs --data code.txt --round 4": "ggufs is a folder; give its file ggufs/a.gguf",
     "price preset:pre-ln --data code.txt --round 4": "`hessblocks train pre-ln --out runs/pre-ln",
     "price sas --data code.txt --round 4": "sas is a block without trained weights; type",
@@ -67,10 +67,10 @@ SLIPS = {
     "train sas --accumulate 3": "--batch-size: 8 sequences cannot be divided evenly",
     "compare --curvature-tokens 500 --signal-every 5": "--curvature-tokens: 500 are longer than",
     # names
-    "train sasp": "preset: 'sasp' is unknown; did you mean 'sas-p'",
-    "train model": "preset: model is a file or folder, not a block",
-    "train nowhere.json": "preset: nowhere.json is not a file; give one that exists",
-    "train block.json": 'preset: block.json holds no block.* "kind": "block"',
+    "train sasp": "PRESET: 'sasp' is unknown; did you mean 'sas-p'",
+    "train model": "PRESET: model is a file or folder, not a block",
+    "train nowhere.json": "PRESET: nowhere.json is not a file; give one that exists",
+    "train block.json": 'PRESET: block.json holds no block.* "kind": "block"',
     "compare --presets sas,presas": "--presets: 'presas' is unknown",
     "train sas --device tpu": "--device: expected auto, cpu or cuda, got 'tpu'",
     "train sas --report-to wandbb": "--report-to: 'wandbb' is unknown; did you mean 'wandb'",

@@ -172,25 +172,30 @@ def test_a_text_that_changes_meanwhile_is_refused(
 
 
 def test_learning_ends_with_a_signal_though_the_trainer_looks_at_none() -> None:
-    released, threads = threading.Event(), []
+    interrupted, released, ended = (threading.Event() for _ in range(3))
+    threads = []
+
+    def interrupt(*_: object) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
 
     def learn() -> None:
         threads.append(threading.current_thread())
-        released.wait(20)
+        while not interrupted.wait(0.1):  # one that comes just before the main thread waits is lost
+            os.kill(os.getpid(), signal.SIGINT)
+        released.wait(60)
+        ended.set()
 
-    # a script started in the background ignores it
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    clock = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    clock.start()
-    start = time.monotonic()
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
             corpus._run_interruptibly(learn)
+        assert not ended.is_set()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - start < 5
+        released.set()
     assert threads != [threading.main_thread()]  # which the trainer would hold
-    released.set()
     with pytest.raises(ValueError, match="nobody"):
         corpus._run_interruptibly(lambda: int("nobody"))
 

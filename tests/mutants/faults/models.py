@@ -9,7 +9,7 @@ FAULTS = (
     fault("a size of the block may be contradicted",
           "$value != ($own := self.__get__($config, type($config)))"
           " => ($own := self.__get__($config, type($config))) is None", "test_configuration.py"),
-    fault("of two names of a size the later counts", "$a != given[ours] => $a is None",
+    fault("of two names of a size the later counts", "$a != $fields[ours] => $a is None",
           "test_configuration.py"),
     fault("a classifier averages over padding", "weights * hidden => hidden",
           "test_padding_tokens_change_nothing"),
