@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +44,7 @@ SPLITS = {
 """How a tokeniser splits text before it merges → llama.cpp's name for it."""
 TYPES = ("f16", "f32", "q8_0")
 """Types of the matrices that `to_gguf` writes."""
-HALF = Format(
-    "gguf:F16",
-    lambda shape: 2 * math.prod(shape),
-    lambda rows, importance: rows.half(),
-    lambda packed, shape: packed.float(),
-)
+HALF = replace(formats()["bf16"], name="gguf:F16", pack=lambda rows, importance: rows.half())
 
 
 @dataclass(frozen=True)
