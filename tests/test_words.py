@@ -57,6 +57,11 @@ EASY = (
 """Pages that a newcomer lands on."""
 
 
+@pytest.mark.parametrize("page", ["docs/price.md", "docs/simplify.md", "docs/quantise.md"])
+def test_pages_of_tasks_have_six_numbers_in_a_hundred_words_at_most(page: str) -> None:
+    assert numbers_in_a_hundred(read(page)) <= 6
+
+
 @pytest.mark.parametrize("page", EASY)
 def test_a_page_has_few_numbers(page: str) -> None:
     assert numbers_in_a_hundred(read(page)) <= NUMBERS

@@ -223,9 +223,9 @@ def test_without_a_target_the_table_alone_is_made(
     [
         (["--save", "1.0"], r"--save: expected a share from 0, below 1"),
         (["--kinds", "heads"], r"save: 20\.0% of the parameters are more than can go"),
-        (["--kinds", "layers"], r"kind: 'layers' is unknown"),
+        (["--kinds", "layers"], r"--kinds: 'layers' is unknown"),
         (["--tokens", "17"], r"--tokens: 17 are longer than the context of 16"),
-        (["--sequences", "400"], r"--sequences: 400 windows of 8 tokens were asked for, a tenth"),
+        (["--sequences", "400"], r"--data: .* has 900 bytes; 3,200 tokens are needed"),
         (["--fitted", "2", "--tokens", "4"], r"text: 8 tokens are too few to fit weights"),
         (["--towards", "teacher"], r"--towards"),
     ],
