@@ -37,7 +37,7 @@ LAW: dict[str, set[str]] = {
     "models": {"architectures", "blocks"},
     "curvature": {"architectures", "linalg", "theory", "figures", "drawing"},
     "tensor_formats": set(),
-    "export": {"models", "tensor_formats"},
+    "export": {"blocks", "models", "tensor_formats"},
     "bill": {"linalg", "curvature", "tensor_formats", "export", "figures", "drawing"},
     "training": {"blocks", "models", "data", "curvature", "signal"},
     "report": {"figures", "drawing"},
