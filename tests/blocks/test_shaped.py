@@ -92,7 +92,7 @@ def test_the_fast_form_equals_the_explicit_matrix(causal: bool, allowed: Tensor 
     found = [shape_attention(attended @ values, values, middle, gains)]
     if causal:
         counting = Counting.of(values, allowed)
-        found.append(mix_causally(attended @ values, values, gains, counting))
+        found.append(mix_causally(attended @ values, values, values, gains, counting))
     explicit = shaped_matrix(attended, gains, permitted) @ values
     rows = (lambda t: real(t.transpose(1, 2), allowed)) if allowed is not None else (lambda t: t)
     for fast in found:

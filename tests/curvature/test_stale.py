@@ -18,8 +18,7 @@ from torch.nn.utils import parametrizations, parametrize
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
-from hessblocks.curvature.model_state.checksums import checksums
-from hessblocks.curvature.model_state.form import LONG, form_of
+from hessblocks.curvature.model_state.form import LONG, checksums, form_of
 from hessblocks.curvature.products import totals
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import stir

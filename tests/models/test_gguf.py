@@ -77,7 +77,7 @@ def test_more_layers_than_tensors_are_refused_before_they_are_made(model, tmp_pa
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(hb.ArgumentError, match="is no file"):
+    with pytest.raises(hb.ArgumentError, match="is not a file"):
         hb.load(tmp_path / "none.gguf")
 
 

@@ -18,6 +18,7 @@ from hessblocks.curvature import (
     Problem,
     checksums,
     plain_model,
+    plain_name,
     whole,
 )
 from hessblocks.errors import ArgumentError
@@ -331,6 +332,7 @@ def _own(problem: Problem, name: str, new: Any) -> Change:
             f"changes: {name!r}: expected new tensors or functions by parameter name, got {new!r}"
         )
     parameters = dict(problem.model.named_parameters())
+    new = {one if one in parameters else plain_name(one): value for one, value in new.items()}
     for parameter in new:
         _check_parameter(problem, name, parameter)
     edits = {value if isinstance(value, Edit) else None for value in new.values()}

@@ -92,6 +92,7 @@ def shape_attention(
 def mix_causally(
     attended: Float[Tensor, "B H T V"],
     values: Float[Tensor, "B H T V"],
+    cached: Float[Tensor, "B H T V"],
     gains: Gains,
     counting: Counting,
 ) -> Float[Tensor, "B H T V"]:
@@ -100,6 +101,7 @@ def mix_causally(
     Args:
         attended: A V, from any attention kernel.
         values: V.
+        cached: V as a cache returns it, which may round; `values` itself without a cache.
         gains: α, β, γ.
         counting: counts and masks of these tokens.
 
@@ -114,7 +116,7 @@ def mix_causally(
         mixed = alpha * x_BTD + beta * _flat(attended) - means
         return _heads(mixed.to(x_BTD.dtype), values)
     shaped = torch.addcmul(alpha * x_BTD, beta, _flat(attended))
-    sums = _sums(x_BTD, counting)
+    sums = _sums(x_BTD if cached is values else _flat(cached), counting)
     shaped = torch.addcmul(shaped, gamma / counting.counts, sums, value=-1).to(shaped.dtype)
     return _heads(shaped, values)
 

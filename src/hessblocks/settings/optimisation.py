@@ -75,6 +75,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         """Check ranges."""
         field_marks.check_ranges(self)
+        self.sequences_each()
         if self.rates == "width" and self.optimiser == "sgd":
             raise ArgumentError(
                 "--rates: those by the width are for steps whose size is the rate's, not for sgd; "
