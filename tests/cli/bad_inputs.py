@@ -108,7 +108,7 @@ def curvature(*words: str) -> tuple[str, ...]:
 CASES: dict[str, Bad] = {
     # the command line itself
     "unknown preset": Bad(
-        train(preset="sasp"), 2, "preset: 'sasp' is unknown; did you mean 'sas-p'"
+        train(preset="sasp"), 2, "PRESET: 'sasp' is unknown; did you mean 'sas-p'"
     ),
     "unknown command": Bad(("trian",), 2, 'Unknown command "trian"'),
     "no preset": Bad(("train",), 2, 'Command "train" parameter PRESET requires an argument'),
@@ -463,7 +463,7 @@ CASES: dict[str, Bad] = {
     "report of an empty folder": Bad(
         ("report", "none"), 2, "DIR: none has no config.json", lambda p: (p / "none").mkdir()
     ),
-    "an error with --json": Bad(train("--json", preset="nope"), 2, "preset: 'nope' is unknown"),
+    "an error with --json": Bad(train("--json", preset="nope"), 2, "PRESET: 'nope' is unknown"),
 }
 
 

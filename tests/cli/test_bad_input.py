@@ -69,7 +69,7 @@ def test_data_without_enough_text(
 def test_an_unknown_preset_to_train(shell: Shell, tmp_path: Path) -> None:
     outcome = shell("train", "sas-q", "--data", shell.code, "--out", tmp_path / "out")
     assert outcome.status == 2
-    assert "preset: 'sas-q' is unknown; did you mean 'sas-p'" in sentence(outcome)
+    assert "PRESET: 'sas-q' is unknown; did you mean 'sas-p'" in sentence(outcome)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_no_words_at_all_give_the_help(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["train", "zzz"], "preset: 'zzz' is unknown"),
+        (["train", "zzz"], "PRESET: 'zzz' is unknown"),
         (["train", "sas", "--heads", "3"], "--heads: 3 heads do not divide the width 128"),
         (["compare", "--heads", "3"], "--heads: 3 heads do not divide the width 128"),
         (["compare", "--vocab-size", "0"], "--vocab-size: expected"),

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,12 +31,9 @@ KNOWN = {
     "curvature_groups": settings.ROLES,
 }
 """Field or parameter → shell completions; other values may be valid too."""
-CHECKS: dict[str, Callable[[Any], None]] = {
-    "data": checks.text,
-    "also": checks.text,
-    "merge": partial(checks.saved, what="--merge"),
-    "against": partial(checks.saved, what="--against"),
-}
+CHECKS: dict[str, Callable[[Any], str]] = {
+    "data": checks.text, "also": checks.text, "merge": checks.saved, "against": checks.saved,
+}  # fmt: skip
 """Field → check of what is typed."""
 
 
@@ -94,9 +90,14 @@ def several(name: str) -> Parameter:
     )
 
 
-def checked(check: Callable[[Any], None], **more: Any) -> Parameter:
+def checked(check: Callable[[Any], str], **more: Any) -> Parameter:
     """Make the parameter of an option whose value is checked before torch is loaded."""
-    return Parameter(validator=lambda _, value: check(value) if value else None, **more)
+
+    def validate(_: Any, value: Any) -> None:
+        if value and (refusal := check(value)):
+            raise ValueError(refusal)
+
+    return Parameter(validator=validate, **more)
 
 
 PRESETS_HELP = (

@@ -6,6 +6,7 @@ from hessblocks.export.gguf_file import (
     gguf_tensors,
     header_of,
     packed_tensors,
+    to_gguf,
     write_gguf,
 )
 
@@ -15,6 +16,7 @@ __all__ = [
     "gguf_tensors",
     "header_of",
     "packed_tensors",
+    "to_gguf",
     "write_folder",
     "write_gguf",
 ]

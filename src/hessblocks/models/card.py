@@ -11,20 +11,21 @@ from hessblocks.escape import printable
 from hessblocks.storage import CARD, write_text
 
 
-def write_card(folder: Path, kind: str, facts: Mapping[str, Any]) -> None:
+def write_card(folder: Path, kind: str, facts: Mapping[str, Any], **about: Any) -> None:
     """Write the card of a model that was made from another.
 
     Args:
         folder: folder of the saved model.
         kind: transformers' name of its architecture, such as `llama`.
         facts: rows of the table.
+        **about: the Hub's metadata, such as `base_model` and `license`; None if unknown.
 
     Raises:
         RunError: the file cannot be written.
     """
-    data = ModelCardData(pipeline_tag="text-generation", tags=[kind, "hessblocks"])
+    about |= {"pipeline_tag": "text-generation", "tags": [kind, "hessblocks"]}
     rows = "\n".join(f"| {_shown(name)} | {_shown(value)} |" for name, value in facts.items())
-    text = f"---\n{data.to_yaml().strip()}\n---\n\n# A {kind} with fewer parameters\n\n"
+    text = f"---\n{ModelCardData(**about).to_yaml().strip()}\n---\n\n# A {kind} with fewer parameters\n\n"
     write_text(folder / CARD, f"{text}| | |\n| --- | --- |\n{rows}\n")
 
 

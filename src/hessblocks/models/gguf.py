@@ -184,23 +184,31 @@ def complete_config(path: Path, reader: Any, config: Any) -> None:
         if kind.startswith("gemma") and "attention.sliding_window" not in fields:
             raise _unread(path, f"{kind}.attention.sliding_window", None)
         config.sliding_window = None
+    try:
+        _set_all(path, reader, config, kind, fields)
+    except HessblocksError:
+        raise
+    except Exception as error:  # a value of another type may cause any kind of error
+        raise ArgumentError(
+            f"MODEL: {path}: a value of {kind}.* is of another type ({_short(error)}); copy or "
+            "download the file again."
+        ) from error
+
+
+def _set_all(path: Path, reader: Any, config: Any, kind: str, fields: dict[str, Any]) -> None:
+    """Write the values of an architecture's keys into a configuration."""
     rope = {k: fields.pop(k) for k in list(fields) if k.startswith("rope.")}
     for key, value in fields.items():
         if value != _set(config, key, value) and key not in WITHOUT_EFFECT:
             raise _unread(path, f"{kind}.{key}", value)
-    epsilons = {value for key, value in fields.items() if key.endswith("_epsilon")}
-    if len(epsilons) != 1:  # a file may name those of both norms, but a model has one
-        raise _unread(path, f"{kind}.attention.layer_norm_epsilon", sorted(epsilons) or None)
+    epsilons = [value for key, value in fields.items() if key.endswith("_epsilon")]
+    if len({*epsilons}) != 1:  # a file may name those of both norms, but a model has one
+        raise _unread(path, f"{kind}.attention.layer_norm_epsilon", epsilons or None)
     if kind in LARGEST:
-        width = config.hidden_size // heads
+        width = config.hidden_size // fields["attention.head_count"]
         large = config.num_hidden_layers == LARGEST[kind]
         config.query_pre_attn_scalar = width if large else config.head_dim
-    try:
-        _set_positions(path, reader, config, {f"{kind}.{k}": v for k, v in rope.items()})
-    except HessblocksError:
-        raise
-    except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise _unread(path, f"{kind}.rope", rope) from error
+    _set_positions(path, reader, config, {f"{kind}.{k}": v for k, v in rope.items()})
 
 
 def _set(config: Any, key: str, value: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import metadata_load, try_to_load_from_cache
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from safetensors import SafetensorError
 from torch import nn
@@ -107,6 +107,17 @@ class Saved:
             return printable(Path(self.gguf).stem)
         folder = Path(self.source)
         return printable(folder.resolve().name if folder.is_dir() else self.source)
+
+    @property
+    def licence(self) -> str | None:
+        """Licence by the GGUF file's header or the folder's card; None if neither names one."""
+        try:
+            if self.reader:
+                return str(self.reader.fields["general.license"].contents())
+            found = (metadata_load(_folder_of(self.place) / storage.CARD) or {})["license"]
+            return found if isinstance(found, str) else None
+        except Exception:  # a file from elsewhere may cause any kind of error
+            return None
 
     @property
     def kinds(self) -> list[str]:

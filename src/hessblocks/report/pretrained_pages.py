@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from hessblocks.conventions import AnyPath
+from hessblocks.errors import duration
 from hessblocks.figures import Figure, Panel, Series, number
 from hessblocks.report import templates
 from hessblocks.report.captions import with_error
@@ -261,6 +262,8 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
             f"The prices of single removals foretold {found['forecast']:.3g} nats, before refits "
             "towards the original's states."
         )
+    if "seconds" in found:
+        sentences.append(f"The refits took {duration(found['seconds'])} of processor time.")
     return (*sentences, *alone)
 
 

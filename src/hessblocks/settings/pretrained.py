@@ -210,8 +210,7 @@ class SimplifySettings:
     batch: Annotated[int, at_least(1)] = 8
     """Windows per update of the healing."""
     to: Annotated[str, OneOf(("folder", "gguf"))] = "folder"
-    """Form of the result: a folder, or beside it a GGUF file for llama.cpp (Llama alone; MODEL is a
-    GGUF file, whose tokeniser it gets)."""
+    """Form of the result: a folder, or beside it a GGUF file for llama.cpp (Llama alone)."""
     seed: Seed = 0
     """Random seed of the windows and batches."""
 

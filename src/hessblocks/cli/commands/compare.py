@@ -14,7 +14,7 @@ def compare(
     *,
     presets: Annotated[
         tuple[str, ...],
-        options.checked(lambda names: checks.blocks(names, "--presets"), help=options.PRESETS_HELP),
+        options.checked(checks.blocks, help=options.PRESETS_HELP),
         options.several("presets"),
     ] = ("pre-ln", "sas", "sas-p"),
     seeds: Annotated[
@@ -35,7 +35,7 @@ def compare(
     The same --out with more presets or seeds trains the new ones only.
     """
     model.check_heads(presets)
-    checks.length(text.data, 1, model.context)
+    checks.check_length(text.data, 1, model.context)
     settings.SharedSettings(model=model, training=training, observation=observation)
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out

@@ -17,7 +17,7 @@ def curvature(
     source: Annotated[
         str,
         options.checked(
-            checks.model,
+            checks.models,
             name="MODEL",
             help="A folder that save_pretrained wrote, a GGUF file, a name in the local Hugging "
             "Face cache, or preset:NAME for a block of `hessblocks presets` at initialisation.",
@@ -30,9 +30,12 @@ def curvature(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Measure the curvature of a language model; --depth to --vocab-size are for presets."""
+    """Measure norms, map and eigenvalues of the Hessian, by layer and role.
+
+    --depth to --vocab-size are for presets.
+    """
     settings.check_heads([source] if source.startswith(checks.PREFIX) else [])
-    checks.length(settings.data, settings.sequences, settings.tokens)
+    checks.check_length(settings.data, settings.sequences, settings.tokens)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import curvature_table, summary_lines
     from hessblocks.inspection import measure_curvature

@@ -24,7 +24,7 @@ def price(
 ) -> None:
     """Forecast the cost of weight changes in nats per token, check it, and allocate bits."""
     settings.check_chosen()
-    checks.length(data, settings.sequences, settings.tokens)
+    checks.check_length(data, settings.sequences, settings.tokens)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import plain_table
     from hessblocks.inspection import measure_price

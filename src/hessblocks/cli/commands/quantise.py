@@ -27,7 +27,7 @@ def quantise(
 ) -> None:
     """Quantise a model into a file of a given size, at the least KL divergence, and measure it."""
     settings.check_file(file)
-    checks.length(data, settings.sequences, settings.tokens)
+    checks.check_length(data, settings.sequences, settings.tokens)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import plain_table
     from hessblocks.inspection import measure_quantise

@@ -28,7 +28,7 @@ def signal(
     presets: Annotated[
         tuple[str, ...],
         options.checked(
-            lambda names: checks.blocks(names, "--presets", (*checks.PRESETS, *checks.PLAIN)),
+            lambda names: checks.blocks(names, (*checks.PRESETS, *checks.PLAIN)),
             help="Names of blocks with commas, such as skipless-plain,skipless.",
         ),
         options.several("presets"),
@@ -43,12 +43,13 @@ def signal(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Measure signal propagation layer by layer; --depth to --vocab-size are for presets.
+    """Measure signal propagation, layer by layer.
 
-    Results of an earlier `signal` in the folder are replaced.
+    --depth to --vocab-size are for presets. Results of an earlier `signal` in the folder are
+    replaced.
     """
     settings.check_heads([*presets, *(name for name in models or [] if checks.PREFIX in name)])
-    checks.length(settings.data, settings.sequences, settings.tokens)
+    checks.check_length(settings.data, settings.sequences, settings.tokens)
     from hessblocks.cli.terminal import described, lines, make_progress, show
     from hessblocks.inspection import measure_signal
     from hessblocks.report import write_signal_figures

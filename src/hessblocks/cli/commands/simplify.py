@@ -31,7 +31,7 @@ def simplify(
     screen: options.Screen,
 ) -> None:
     """Measure the cost of removing each part of a model, remove the cheapest, refit the rest."""
-    checks.length(data, settings.sequences, settings.tokens)
+    checks.check_length(data, settings.sequences, settings.tokens)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import plain_table
     from hessblocks.report import (

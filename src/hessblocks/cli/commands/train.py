@@ -19,7 +19,7 @@ def train(
     preset: Annotated[
         str,
         options.checked(
-            lambda name: checks.blocks([name], "preset"),
+            checks.blocks,
             help="Name of a block, in any form of `hessblocks compare --presets`.",
             completer=options.completer("preset"),
         ),
@@ -38,7 +38,7 @@ def train(
 ) -> None:
     """Train one block and save the model in --out, ready for `from_pretrained`."""
     model.check_heads([preset])
-    checks.length(text.data, 1, model.context)
+    checks.check_length(text.data, 1, model.context)
     settings.SharedSettings(model=model, training=training, observation=observation)
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out
