@@ -67,15 +67,9 @@ FAULTS = (
           "test_a_bad_limit_is_one_sentence",
           "test_a_memory_limit_cuts_the_work_and_not_the_answer", within="make_plan"),
     fault("the graph of a measured row is never freed", "$tensor.detach() => $tensor",
-<<<<<<< HEAD
-          "test_a_plan_keeps_no_graph", within="SavedTensors"),
-    fault("what the plan measures is never freed", "$tensor.detach() => $tensor",
-          "test_what_was_measured_for_the_plan_is_freed", within="SavedTensors"),
-=======
           "test_a_plan_keeps_no_graph", within="SavedTensors._note"),
     fault("what the plan measures is never freed", "$tensor.detach() => $tensor",
           "test_what_was_measured_for_the_plan_is_freed", within="SavedTensors._note"),
->>>>>>> w/names
     fault("changed buffers go unnoticed",
           "[*self.weights.values(), *self.model.buffers()] => [*self.weights.values()]",
           "test_a_changed_buffer_is_noticed"),
