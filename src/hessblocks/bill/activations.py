@@ -9,6 +9,7 @@ changes.
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,15 +25,13 @@ from hessblocks.bill.draws import Draws, Ledger, collect
 from hessblocks.bill.prices import Price
 from hessblocks.bill.tapping import attention_tensors, tapped
 from hessblocks.curvature import Gradients, Problem, SampledPass, plain_model
-from hessblocks.errors import ArgumentError, RunError, unknown_name
+from hessblocks.errors import ArgumentError, RunError, check_name, unknown_name
 from hessblocks.linalg import working_dtype
 from hessblocks.tensor_formats import Format, formats
 
 BLOCK = 32
 """Tokens that share a scale of a channel, as in KIVI (2402.02750); the last, incomplete block of a
 context stays exact."""
-MOST_NATS = 0.3
-"""Largest trusted forecast, in nats per token (docs/cache.md has the measurements)."""
 Kind = int | str | Format
 """Number of bits, or a storage format."""
 
@@ -89,11 +88,7 @@ class ActivationChange(Change):
 class ActivationPrice(Price):
     """Expected KL divergence of rounding activations, from the diagonal."""
 
-    @property
-    def outside(self) -> str:
-        """Reason why the forecast is not trusted; empty if it is."""
-        above = self.forecast.value > MOST_NATS
-        return f"forecast above {MOST_NATS:g} nats" if above else ""
+    limits = 0.3, math.inf  # docs/cache.md has the measurements
 
 
 def _between_ends(x: Tensor, bits: int, axis: int) -> Tensor:
@@ -101,10 +96,6 @@ def _between_ends(x: Tensor, bits: int, axis: int) -> Tensor:
     low, high = x.amin(axis, keepdim=True), x.amax(axis, keepdim=True)
     step = (high - low) / (2**bits - 1)
     return torch.where(step > 0, ((x - low) / step).round() * step + low, x)
-
-
-def _per_token(x: Tensor, bits: int) -> Tensor:
-    return _between_ends(x, bits, -1)
 
 
 def _per_channel(x: Tensor, bits: int) -> Tensor:
@@ -121,7 +112,7 @@ def _symmetric(x: Tensor, bits: int) -> Tensor:
 
 def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[Grid]:
     """Make the grid of each number of bits or format."""
-    rounding = {"token": _per_token, "channel": _per_channel}
+    rounding = {"token": partial(_between_ends, axis=-1), "channel": _per_channel}
     one = kinds if isinstance(kinds, Iterable) and not isinstance(kinds, str) else (kinds,)
     tail = {0: "", 1: ", first token exact"}.get(exact, f", first {exact} tokens exact")
     for kind in one:
@@ -138,7 +129,7 @@ def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[
         known = formats()
         own = known.get(kind) if isinstance(kind, str) else kind
         if not isinstance(own, Format):
-            raise ArgumentError(unknown_name("format", str(kind), known))
+            raise unknown_name("format", str(kind), known)
         if not own.fits((1, width)):
             raise ArgumentError(f"{name}: {own.name} does not fit rows of {width} entries")
         bits = 8 * own.bytes((1, width)) / width
@@ -149,11 +140,10 @@ def _change(
     tap: str, what: str, grid: Grid, entries: int, head: int | None = None
 ) -> ActivationChange:
     place = tap if head is None else f"{tap} head {head}"
-    how = f"{what}, {grid.how}"
     return ActivationChange(
         name=f"{place}, {grid.how}",
         place=place,
-        how=how,
+        how=f"{what}, {grid.how}",
         bytes=entries * grid.bits / 8,
         views=(),
         new={},
@@ -209,8 +199,7 @@ def cache_changes(
         >>> whole.bits, whole.trusted
         (4.0, True)
     """
-    if per not in ("token", "channel"):
-        raise ArgumentError(f"per: expected token or channel, got {per!r}")
+    check_name("per", per, ("token", "channel"))
     if isinstance(exact, bool) or not isinstance(exact, int) or exact < 0:
         raise ArgumentError(f"exact: expected a number of tokens, got {exact!r}")
     asked = {"queries": queries, "keys": keys, "values": values}
@@ -261,7 +250,7 @@ def activation_changes(
     }
     for pattern in patterns:
         if not fnmatch.filter(widths, pattern):
-            raise ArgumentError(unknown_name("module", pattern, widths))
+            raise unknown_name("module", pattern, widths)
     found = []
     for name, width in widths.items():
         if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):

@@ -225,15 +225,21 @@ def allocate(
 
 def _uniform(places: Mapping[str, Sequence[Price]], most: float) -> Iterator[dict[str, Price]]:
     """Yield the choices with one edit for all places that have several, within `most` bytes."""
-    for how in dict.fromkeys(price.how for some in places.values() for price in some):
+    for edit in dict.fromkeys(_edit(price) for some in places.values() for price in some):
         alike = {
             place: price
             for place, several in places.items()
             for price in several
-            if price.how == how or len(several) == 1
+            if _edit(price) == edit or len(several) == 1
         }
         if len(alike) == len(places) and _stored(alike) <= most:
             yield alike
+
+
+def _edit(price: Price) -> str:
+    """Name an edit without the tensor, which `how` names where activations are rounded."""
+    place = f"{price.place}, "
+    return price.name.removeprefix(place) if price.name.startswith(place) else price.how
 
 
 def _filled(start: Mapping[str, Price], steps: Sequence[Price], most: float) -> dict[str, Price]:

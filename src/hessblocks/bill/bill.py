@@ -348,7 +348,8 @@ class Bill(Tabular, Mapping[str, Price]):
         every = list(self.changes)
         columns = [every.index(name) for name in names]
         draws, only = self.draws, chosen[0] if len(chosen) == 1 else None
-        reached = all(
+        kind, every_one = (ActivationPrice, any) if activations_of(chosen) else (Price, all)
+        reached = every_one(
             self.relative_sizes[column] == 0 or bool(draws.together(draws.squares, [column]).any())
             for column in columns
         )
@@ -371,7 +372,6 @@ class Bill(Tabular, Mapping[str, Price]):
         forecast = self._estimate(mixed)
         error = math.hypot(forecast.standard_error, (1 - share) * math.sqrt(signs))
         sizes = [change.bytes for change in chosen]
-        kind = ActivationPrice if activations_of(chosen) else Price
         return kind(
             name=only.name if only else f"{len(chosen)} changes together",
             place=only.place if only else "several",
@@ -455,7 +455,8 @@ def price(
             better standard error over text than few long ones.
         changes: name → mapping from parameter names to new tensors, or to functions of the old
             tensors; or the result of `change_each`.
-        samples: fewest sampled gradients; if there are more rows, one gradient per row.
+        samples: fewest sampled gradients. Each is on a whole number of rows, so that more rows may
+            take up to twice as many: 32 samples are 63 for 63 rows, and 32 for 64.
         seed: seed of the signs.
         form: `mixture`, the default, computes the full form too, and weighs it against the diagonal
             where changes round. `diagonal`, the default if all changes are of formats

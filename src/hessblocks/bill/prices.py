@@ -5,7 +5,7 @@ Letters: U pieces of the data, x contribution of a piece to a sum.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -63,6 +63,9 @@ class Price(Tabular):
     """How the divergence on the way to the change differs from a quadratic; empty if it does not,
     or if it was not measured."""
 
+    limits: ClassVar[tuple[float, float]] = MOST_NATS, MOST_CHANGED
+    """Largest trusted forecast and `relative_size`."""
+
     @property
     def bits(self) -> float | None:
         """Bits per entry after rounding; None if the change does not round."""
@@ -73,10 +76,11 @@ class Price(Tabular):
         """Reason why the forecast is not trusted; empty if it is."""
         if not self.reached:
             return NOT_REACHED
-        if self.forecast.value > MOST_NATS:
-            return f"forecast above {MOST_NATS:g} nats"
-        if self.relative_size > MOST_CHANGED:
-            return f"weight changed by more than {MOST_CHANGED:.0%} of its norm"
+        nats, changed = self.limits
+        if self.forecast.value > nats:
+            return f"forecast above {nats:g} nats"
+        if self.relative_size > changed:
+            return f"weight changed by more than {changed:.0%} of its norm"
         return self.secant
 
     @property
@@ -86,12 +90,8 @@ class Price(Tabular):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Build one row: forecast, diagonal, full, cross and gradient, each with its error."""
-        about = {
-            name: getattr(self, name)
-            for name in (
-                *("name", "place", "how", "bits", "bytes", "size", "relative_size", "full_share"),
-            )
-        }
+        names = "name", "place", "how", "bits", "bytes", "size", "relative_size", "full_share"
+        about = {name: getattr(self, name) for name in names}
         numbers: dict[str, float] = {}
         for name in ("forecast", "diagonal", "full", "cross", "gradient"):
             if found := getattr(self, name):

@@ -6,7 +6,7 @@ A tap is a module's name and one of `TENSORS`, such as `model.layers.3.self_attn
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hessblocks.attention_calls import wrapped_attention
+from hessblocks.blocks import SelfAttention
 from hessblocks.curvature import evaluation_mode, exclusive, plain_model
 from hessblocks.errors import ArgumentError
 
@@ -48,15 +49,16 @@ def tapped(
             replaced[id(tensor)] = tensor, replace(tap, tensor)
         return replaced[id(tensor)][1]
 
+    def all_of(module: nn.Module, kinds: Sequence[str], tensors: Iterable[Tensor]) -> Any:
+        pairs = zip(kinds, tensors, strict=False)
+        return tuple(once(f"{names[module]} {kind}", tensor) for kind, tensor in pairs)
+
     def attend(
         function: Any, module: Any, tensors: tuple[Any, ...], keywords: dict[str, Any], _: bool
     ) -> Any:
         if module in names:
-            own = [
-                once(f"{names[module]} {name}", tensor)
-                for name, tensor in zip(TENSORS, tensors, strict=False)
-            ]
-            tensors = (*own, *tensors[len(own) :])
+            kinds = TENSORS[:1] if isinstance(module, SelfAttention) else TENSORS
+            tensors = all_of(module, kinds, tensors) + tensors[len(kinds) :]
         return function(module, *tensors, **keywords)
 
     def enter(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
@@ -67,7 +69,11 @@ def tapped(
             begin()
         if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
             return None
-        return replace(f"{names[module]} inputs", inputs[0]), *inputs[1:]
+        inputs = replace(f"{names[module]} inputs", inputs[0]), *inputs[1:]
+        if isinstance(module, SelfAttention):  # shaping mixes values beside the attention call
+            cache = inputs[2] or (lambda *new: new)
+            inputs = *inputs[:2], lambda *new: all_of(module, TENSORS[1:], cache(*new)), *inputs[3:]
+        return inputs
 
     handle = register_module_forward_pre_hook(enter)  # one of the model would change its form
     try:
@@ -95,10 +101,7 @@ def attention_tensors(model: nn.Module) -> dict[str, tuple[int, int]]:
     model = plain_model(model)
     kind, config = type(model).__name__, getattr(model, "config", None)
     if config is None or getattr(config, "is_encoder_decoder", False):
-        raise ArgumentError(
-            f"model: expected a decoder of transformers, whose keys and values are cached, got "
-            f"{kind}"
-        )
+        raise ArgumentError(f"model: expected a decoder of transformers with a cache, got {kind}")
     found: dict[str, tuple[int, int]] = {}
 
     def note(tap: str, tensor: Tensor) -> Tensor:

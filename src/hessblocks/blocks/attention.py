@@ -205,19 +205,20 @@ class SelfAttention(nn.Module):
         attended = self._attend(query, key, value, context)
         if self.gains is None:
             return attended
-        gains, new_value = self.gains.per_head(), self._repeat(new_value)
+        gains, repeated = self.gains.per_head(), self._repeat(new_value)
         plain = context.aligned and self.window is None and self.sink is None
         if not self.gains.centred:
-            return shape_attention(attended, new_value, None, gains)
+            return shape_attention(attended, repeated, None, gains)
         if plain and context.causal and value.shape[2] == query.shape[2]:
-            return mix_causally(attended, new_value, gains, context.counting(new_value))
+            cached = repeated if value is new_value else self._repeat(value)
+            return mix_causally(attended, repeated, cached, gains, context.counting(repeated))
         if plain and (not context.causal or (query.shape[2] == 1 and context.mask is None)):
             # all queries attend to the same keys, or there is one query, which attends to all
             allowed = None if context.causal else context.allowed
             middle = self._repeat(centre(value, causal=False, allowed=allowed))
         else:  # C depends on the mask, window, bias or sink: compute it as A at zero scores
             middle = self._attend(torch.zeros_like(query), key, value, context)
-        return shape_attention(attended, new_value, middle, gains)
+        return shape_attention(attended, repeated, middle, gains)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
         if self.one_matrix:  # the key is x, split into heads for the cache: join the heads

@@ -92,6 +92,7 @@ def shape_attention(
 def mix_causally(
     attended: Float[Tensor, "B H T V"],
     values: Float[Tensor, "B H T V"],
+    cached: Float[Tensor, "B H T V"],
     gains: Gains,
     counting: Counting,
 ) -> Float[Tensor, "B H T V"]:
@@ -100,6 +101,7 @@ def mix_causally(
     Args:
         attended: A V, from any attention kernel.
         values: V.
+        cached: V as a cache returns it, which may round; `values` itself without a cache.
         gains: α, β, γ.
         counting: counts and masks of these tokens.
 
@@ -107,10 +109,21 @@ def mix_causally(
         The mixed values, in the shape of `values`.
     """
     x_BTD, (alpha, beta, gamma) = _flat(values), _wide(gains, values)
+    if in_one_kernel(values):  # γ goes into the sum, so that the backward pass needs no sums
+        wide = torch.promote_types(x_BTD.dtype, torch.float32)
+        weighted = x_BTD if counting.allowed is None else x_BTD * counting.allowed
+        means = (gamma * weighted).cumsum(dim=1, dtype=wide) / counting.counts
+        mixed = alpha * x_BTD + beta * _flat(attended) - means
+        return _heads(mixed.to(x_BTD.dtype), values)
     shaped = torch.addcmul(alpha * x_BTD, beta, _flat(attended))
-    sums = _sums(x_BTD, counting)
+    sums = _sums(x_BTD if cached is values else _flat(cached), counting)
     shaped = torch.addcmul(shaped, gamma / counting.counts, sums, value=-1).to(shaped.dtype)
     return _heads(shaped, values)
+
+
+def in_one_kernel(values: Tensor) -> bool:
+    """Tell whether `torch.compile` makes one kernel of running sum, gains and mixing (on CUDA)."""
+    return values.is_cuda and torch.compiler.is_compiling()
 
 
 def centre(

@@ -7,6 +7,7 @@ from hessblocks.export.gguf_file import (
     header_of,
     packed_tensors,
     read_gguf,
+    to_gguf,
     write_gguf,
 )
 
@@ -17,6 +18,7 @@ __all__ = [
     "header_of",
     "packed_tensors",
     "read_gguf",
+    "to_gguf",
     "write_folder",
     "write_gguf",
 ]

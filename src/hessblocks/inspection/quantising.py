@@ -19,7 +19,13 @@ from hessblocks.curvature import Problem, plain_model
 from hessblocks.data import documents_of
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
-from hessblocks.inspection.pricing import announced, drawn_batches, stored_bill, stored_weights
+from hessblocks.inspection.pricing import (
+    announced,
+    drawn_batches,
+    note_history,
+    stored_bill,
+    stored_weights,
+)
 from hessblocks.inspection.subject import Subject
 from hessblocks.models import load_saved
 from hessblocks.progress import Progress
@@ -81,10 +87,8 @@ def measure_quantise(
         costs the last alone.
     """
     progress, settings = progress or Progress(), make(QuantisingSettings, given)
-    device, file, _ = resolve_device(device), Path(file), settings.asked
-    if (file.suffix == ".gguf") != (settings.to == "gguf"):
-        expected = "a name that ends in .gguf" if settings.to == "gguf" else "a folder"
-        raise ArgumentError(f"FILE: --to {settings.to} writes {expected}, got {file}.")
+    device, file = resolve_device(device), Path(file)
+    settings.check_file(file)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         model, saved = load_saved(source, "causal-lm")
@@ -92,6 +96,7 @@ def measure_quantise(
         subject = Subject(name=saved.name, model=placed(device, model))
         text, other = drawn_batches(subject, tokenizer, texts, settings, settings.check)
         target = _Target.of(settings, subject.model, source, tokenizer)
+    told = note_history(settings, model.config, tokenizer, progress)
     folder = Path(out or Path("runs", f"quantise-{subject.name.replace('/', '-')}"))
     config = {
         "command": "quantise",
@@ -120,7 +125,8 @@ def measure_quantise(
         with progress.stage("file"):
             chosen.save(file, source=source, tokenizer=tokenizer)
             _check_written(file, chosen, target)
-        found = {"command": "quantise", "model": subject.name, "file": str(file)}
+        found: dict[str, Any] = {"command": "quantise", "model": subject.name, "file": str(file)}
+        found["told"] = told
         found |= _summary(bill, chosen, target, {"input_ids": other}, file, folder, progress)
         storage.write_json(folder / "summary.json", found)
         if finish:
