@@ -315,8 +315,8 @@ def check_places(problem: Problem, changes: Iterable[ActivationChange]) -> None:
         padded = isinstance(mask, Tensor) and (mask.ndim != 2 or not mask.bool().all())
         if padded or batch.keywords.get("position_ids") is not None:
             raise ArgumentError(
-                f"batches: {name!r} goes by the place of a token, and a batch has padding or "
-                "positions of its own; give whole windows of text, or round per token"
+                f"batches: {name!r} needs each token's position, and a batch has padding or "
+                "position_ids; give full windows of text without them, or round per token"
             )
 
 

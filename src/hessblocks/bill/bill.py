@@ -199,8 +199,8 @@ class Bill(Tabular, Mapping[str, Price]):
         sums = [getattr(one.loss, "reduction", "") == "sum" for one in (problem, self.problem)]
         if held_out is not None and any(sums):
             raise ArgumentError(
-                "held_out: a loss with reduction='sum' grows with its data, and the forecasts are "
-                "for those of the bill; price a mean, or check on the bill's own data"
+                "held_out: a loss with reduction='sum' grows with the amount of data, so forecasts "
+                "hold for the bill's own alone; price a mean, or leave held_out out"
             )
         losses = [form_of(self.problem.model, p.loss) for p in (problem, self.problem)]
         if losses[0] != losses[1]:

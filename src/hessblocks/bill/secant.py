@@ -36,6 +36,8 @@ PASSES = 4
 NOT_MEASURED = "the way to it could not be measured"
 LEAST = 1e-9
 """Divergence in nats per token below which rounding errors of float32 may decide."""
+LEAST_WITH_CHOICES = 1e-5
+"""The same in a model that chooses, where one choice that flips on other text may decide."""
 CHOICES = ("topk", "sort", "argmax", "argmin", "kthvalue", "round", "multinomial", "bucketize")
 """Operations whose result jumps with their input."""
 _NUMBER = re.compile(r"\d+")
@@ -138,6 +140,8 @@ def _reason(forecast: float, scaled: Mapping[float, float], choosing: bool, roun
         if not whole / limit <= value <= whole * limit:
             times = f"{value / whole:.2g} times" if whole else "not"
             return f"KL of {t:g} of the change is {times} what a quadratic has"
+    if choosing and whole < LEAST_WITH_CHOICES:
+        return f"one choice that flips on other text may cost more than its {whole:.2g} nats"
     if choosing and not whole / limit <= forecast <= whole * limit:
         return f"the model makes choices, and its KL was {whole:.2g} nats on the same text"
     if rounds and whole > limit * forecast:

@@ -199,7 +199,7 @@ def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
         raise type(error)(str(error).replace("MODEL:", "--against:", 1)) from error
     except (AttributeError, KeyError) as error:
         raise ArgumentError(
-            f"--against: {source} is no copy of {subject.name} ({error})."
+            f"--against: {source} is not a copy of {subject.name} ({error})."
         ) from error
     if any(found[name].shape != p.shape for name, p in own.items()):
         raise ArgumentError(f"--against: {source} has weights of other sizes than {subject.name}.")
