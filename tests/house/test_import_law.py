@@ -39,7 +39,7 @@ LAW: dict[str, set[str]] = {
     "curvature": {"architectures", "linalg", "theory", "figures", "drawing"},
     "tensor_formats": set(),
     "export": {"models", "tensor_formats"},
-    "bill": {"linalg", "curvature", "tensor_formats", "export", "figures", "drawing"},
+    "bill": {"linalg", "blocks", "curvature", "tensor_formats", "export", "figures", "drawing"},
     "training": {"blocks", "models", "data", "curvature", "signal"},
     "report": {"figures", "drawing"},
     "inspection": {
