@@ -16,11 +16,13 @@ import pydoc_data.topics
 import resource
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Fp8QuantizedLayer, QuantizedCache
 
 import hessblocks as hb
 from hessblocks.data import Windows, encoded
@@ -55,7 +57,7 @@ def main() -> dict[str, Any]:
     """Measure every draw, printing a line for each setting."""
     found = {title(draw): measured_draw(*draw) for draw in RUNS}
     rows = [row for draw in found.values() for row in draw["rows"]]
-    return found | {"summary": summary(rows)}
+    return found | {"summary": summary(rows), "QuantizedCache": runtime()}
 
 
 def title(draw: tuple[str, int, int, int, int]) -> str:
@@ -73,6 +75,41 @@ def measured_draw(text: str, tokens: int, fitted: int, measured: int, seed: int)
     found = run(model, windows[:fitted], windows[fitted:], seed, singles=first)
     found["summary"] = summary(found["rows"])
     print(json.dumps(found["summary"]), flush=True)
+    return found
+
+
+def runtime(fitted: int = 12, measured: int = 6, seed: int = 11) -> dict[str, float]:
+    """Measure what transformers' own cache of 8-bit numbers costs, beside the forecast."""
+    torch.set_num_threads(1)
+    model, tokenizer = load_packaged(SMOLLM2, "cache")
+    windows = Windows(encoded(tokenizer, [texts()["prose"]]), 96).drawn(fitted + measured, seed)
+    layer = Fp8QuantizedLayer()
+    layer.dtype = torch.float32
+
+    def levels(x: Tensor) -> Tensor:
+        new: Tensor = layer._dequantize(layer._quantize(x))  # a scale for the whole tensor
+        return new
+
+    changes: dict[str, Any] = hb.cache_changes(model, keys=8, values=8)
+    for name, change in changes.items():
+        changes[name] = replace(change, grid=replace(change.grid, levels=levels))
+    bill = hb.price(hb.Problem(model, {"input_ids": windows[:fitted]}), changes, seed=seed)
+    check = bill.check([tuple(changes)], {"input_ids": windows[fitted:]}).to_rows()[0]
+    costs = []
+    with torch.no_grad():
+        for window in windows[fitted:].split(1):
+            cache = QuantizedCache("fp8", model.config)
+            before = model(window, past_key_values=cache).logits.double().log_softmax(-1)
+            for own in cache.layers:  # empty again; the scales are those of the window
+                for name in ("_quantized_keys", "_quantized_values"):
+                    whole, scale = getattr(own, name)
+                    setattr(own, name, (whole[..., :0, :], scale))
+                own.cumulative_length = 0
+            after = model(window, past_key_values=cache).logits.double().log_softmax(-1)
+            costs.append(float((before.exp() * (before - after)).sum(-1)[:, :-1].mean()))
+    found = {name: check[name] for name in ("forecast", "forecast_error", "measured")}
+    found["of the cache itself"] = sum(costs) / len(costs)
+    print(json.dumps(found), flush=True)
     return found
 
 
