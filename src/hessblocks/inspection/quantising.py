@@ -308,8 +308,15 @@ def _apart(bill: Bill, bytes: float) -> float:
         for view in change.views:
             forecast = replace(price.forecast, value=float(row[columns.index(view.parameter)]))
             stored = change.format.bytes(view.shape)
-            own = {"place": view.parameter, "size": view.size, "bytes": stored}
-            prices.append(replace(price, forecast=forecast, **own))
+            prices.append(
+                replace(
+                    price,
+                    forecast=forecast,
+                    place=view.parameter,
+                    size=view.size,
+                    bytes=stored,
+                )
+            )
     chosen = allocate(prices, bytes=bytes - bill.untouched(prices))
     return sum(price.forecast.value for price in chosen)
 

@@ -158,4 +158,5 @@ class ForwardMode:
         with torch.no_grad(), plain_attention, forward_ad.dual_level():
             duals = {n: forward_ad.make_dual(parameters[n], z[0]) for n, z in vectors.items()}
             readout, _ = self._problem.forward(self._batch, parameters | duals, twice=False)
-            return forward_ad.unpack_dual(readout.hidden)
+            logits, pushed = forward_ad.unpack_dual(readout.hidden)
+        return logits, pushed
