@@ -112,7 +112,7 @@ def test_mixing_in_one_kernel_has_the_derivatives_of_mixing_in_chunks(
 
     def derivatives() -> list[Tensor]:
         attended, values, gains = given
-        mixed = mix_causally(attended, values, gains, Counting.of(values, allowed))
+        mixed = mix_causally(attended, values, values, gains, Counting.of(values, allowed))
         first = torch.autograd.grad(mixed.tanh(), given, cotangent, create_graph=True)
         return [mixed, *first, *torch.autograd.grad(first, given, along)]
 
