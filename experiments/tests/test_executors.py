@@ -31,7 +31,7 @@ def test_local_processes_give_what_this_process_gives_though_one_dies(tmp_path: 
     points = [toy.ToySettings(number=number) for number in range(5)]
     dying = toy.ToySettings(number=5, die=str(tmp_path / "mark"))
     there = toy.run(tmp_path / "there", [dying, *points], workers=2)
-    # Others restart too: the other worker's, and those that ended but whose outcome nobody had taken.
+    # Others restart too: the other worker's, and those whose outcome nobody had taken.
     assert there.retried >= 1
     here = toy.run(tmp_path / "here", [dying, *points])
     assert here.retried == 0
@@ -137,7 +137,7 @@ def kill_and_finish(
     """Start the toy study, SIGKILL it after each delay, then let it end."""
     for delay in delays:
         doomed = start(folder, points, workers)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         before = len(read(folder))
         while len(read(folder)) == before and doomed.poll() is None:
             assert time.monotonic() < deadline

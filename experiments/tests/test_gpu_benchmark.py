@@ -1,7 +1,10 @@
 """Every part of `python -m benchmarks gpu` runs here at a tiny size, so that it runs where a GPU
 is."""
 
+import json
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,26 @@ def test_every_part_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(found["map"]["rows"]["full"]) == found["map"]["groups"] ** 2
     names = {path.name for path in draw(found, tmp_path)}
     assert names == {f"gpu_{name}.png" for name in ("steps", "products", "decoding", "map")}
+
+
+@compiled
+def test_speed_alone_runs_to_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sizes = replace(TINY, depth=1)
+    run = partial(
+        gpu.speed, published=sizes, decoded=sizes, rounds=1, compiler="eager", seconds=1000
+    )
+    monkeypatch.setattr(gpu, "speed", run)
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu", "--only", "speed"])
+    command.main()
+    found = json.loads((tmp_path / "gpu_speed.json").read_text())["figures"]
+    assert not found["failed"]
+    assert not found["left out"]
+    for name in ("sas-p", "sas"):
+        for part in ("compiled steps", "steps"):
+            assert found[part][name]["speed_over_pre_ln"] > 0
+        assert found["decoding"][name]["tokens_per_second"] > 0
+    assert [*found["compiled steps"]][1] == "sas-p"
 
 
 @warned

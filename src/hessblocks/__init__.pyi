@@ -63,6 +63,7 @@ from .errors import (
     HessblocksError as HessblocksError,
     RunError as RunError,
 )
+from .export import to_gguf as to_gguf
 from .inspection import (
     compare as compare,
     measure_curvature as measure_curvature,
@@ -95,5 +96,4 @@ from .training import (
     GainCallback as GainCallback,
     SignalCallback as SignalCallback,
 )
-from .simplify import to_gguf as to_gguf
 from .theory import attention_hessian as attention_hessian

@@ -55,7 +55,7 @@ class RunError(HessblocksError, RuntimeError):
         ...     hb.load("nobody/no-such-model")
         ... except hb.RunError as error:
         ...     print(error)
-        MODEL: 'nobody/no-such-model' is no folder, and no model of that name is in the local ...
+        MODEL: 'nobody/no-such-model' is not a folder, and no model of that name is in the local ...
     """
 
 

@@ -14,7 +14,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import hessblocks as hb
 from hessblocks.data.corpus import Corpus
 from hessblocks.data.python_code import load_corpus
-from hessblocks.models import fold
 from hessblocks.progress import Progress
 from hessblocks.settings.run_settings import CurvatureSettings, ObservationSettings, RunSettings
 from hessblocks.training.folder import RunFolder
@@ -73,15 +72,6 @@ def test_inspection_leaves_a_model_where_it_is(tmp_path: Path) -> None:
         return norms, [row["value"] for row in rows]
 
     assert_alike(measured, 1e-9)
-
-
-def test_gains_are_folded_in() -> None:
-    def measured(device: str) -> Any:
-        folded = fold(case_on("v-skipinit", device).model)
-        assert folded.device.type == device
-        return list(folded.parameters())
-
-    assert_alike(measured)
 
 
 class StoppedError(Exception):

@@ -322,10 +322,10 @@ def test_padding_costs_nothing_and_grids_that_go_by_place_are_refused() -> None:
     assert alone.value == pytest.approx(both.value, rel=1e-6)
     data, padded = text(4, 33), {n: torch.cat([t] * 4, 1) for n, t in padded.items()}
     for more in ({"per": "channel"}, {"exact": 1}):
-        with pytest.raises(ArgumentError, match="has padding or positions of its own"):
+        with pytest.raises(ArgumentError, match="has padding or position_ids"):
             hb.price(hb.Problem(model, padded), hb.cache_changes(model, keys=2, **more))
         bill = hb.price(hb.Problem(model, data), hb.cache_changes(model, keys=2, **more))
-        with pytest.raises(ArgumentError, match="has padding or positions of its own"):
+        with pytest.raises(ArgumentError, match="has padding or position_ids"):
             bill.check(2, padded)
 
 

@@ -509,11 +509,11 @@ REFUSED: dict[str, tuple[Callable[[hb.Problem], Any], str]] = {
     ),
     "not finite": (
         lambda p: hb.price(p, {"a": {"0.bias": torch.full((8,), math.nan)}}),
-        "would not be finite",
+        "would become nan or infinite",
     ),
     "beyond the dtype": (
         lambda p: hb.price(p, {"a": {"0.bias": lambda old: old / 0}}),
-        "would not be finite",
+        "would become nan or infinite",
     ),
     "no tensor": (
         lambda p: hb.price(p, {"a": {"0.bias": lambda old: 3}}),
@@ -560,7 +560,7 @@ REFUSED: dict[str, tuple[Callable[[hb.Problem], Any], str]] = {
     "no edit": (lambda p: hb.change_each(p.model), "expected edits"),
     "edits alike": (
         lambda p: hb.change_each(p.model, hb.rounded(bits=3), hb.rounded(bits=3, block=32)),
-        "2 called 3 bits",
+        "2 edits with the names 3 bits",
     ),
     "no cost": (
         lambda p: hb.price(p, hb.change_each(p.model, hb.rounded(bits=3))).allocate(
@@ -584,7 +584,7 @@ REFUSED: dict[str, tuple[Callable[[hb.Problem], Any], str]] = {
             hb.Problem(p.model, p.batches[0].raw, nn.CrossEntropyLoss(reduction="sum")),
             {"a": {"0.bias": fine}},
         ).check("a", p),
-        "reduction='sum' grows with its data",
+        "reduction='sum' grows with the amount of data",
     ),
     "a budget that is no number": (
         lambda p: hb.price(p, hb.change_each(p.model, hb.rounded(bits=3))).allocate(bits=math.nan),
@@ -607,6 +607,20 @@ def test_what_has_no_price_is_refused(case: str) -> None:
     call, said = REFUSED[case]
     with pytest.raises(ArgumentError, match=said):
         call(hb.Problem(model, data, "classification"))
+
+
+def test_a_compiled_models_own_names_are_taken() -> None:
+    model, _ = table()
+    data = torch.randn(12, 4, dtype=torch.float64), torch.randint(5, (12,))
+    compiled = torch.compile(model)
+    name = "_orig_mod.0.weight"
+    new = dict(compiled.named_parameters())[name] + 0.01
+    prices = [
+        hb.price(hb.Problem(one, data, "classification"), {"a": {n: new.detach()}})["a"]
+        for one, n in ((compiled, name), (model, name[10:]))
+    ]
+    assert prices[0].forecast == prices[1].forecast
+    assert prices[0].place == "0.weight"
 
 
 def test_tied_weights_do_not_change_apart() -> None:
@@ -882,7 +896,9 @@ def test_a_change_that_is_another_one_when_made_again_is_refused() -> None:
     mine[0] *= -1
     other["2.weight"].neg_()
     for name in changes:
-        with pytest.raises(ArgumentError, match=f"'{name}'.* now changes otherwise than when it"):
+        with pytest.raises(
+            ArgumentError, match=f"'{name}'.* the change of .* differs from the one"
+        ):
             bill.check(name)
     assert hb.price(problem, changes).check(2).within(1e9) == 1
     noise = {"noise": {"0.weight": lambda old: old + 0.02 * torch.randn_like(old)}}

@@ -1,5 +1,7 @@
 """The diagonal as a tensor: the same numbers as products with every sample, error bars, formats."""
 
+import statistics
+
 import pytest
 import torch
 from torch import nn
@@ -135,6 +137,60 @@ def test_forecasts_of_formats_come_true() -> None:
     ratios = sorted(row["ratio"] for row in bill.check(12, other).to_rows())
     assert ratios[2] > 0.7
     assert ratios[-3] < 1.4
+
+
+def gptq(weight: torch.Tensor, moments: torch.Tensor, bits: int, group: int = 32) -> torch.Tensor:
+    """Round columns in order, and feed errors back (Frantar et al. 2023, algorithm 1)."""
+    left, levels = weight.double().clone(), 2**bits - 1
+    damped = moments.double() + 0.01 * moments.diagonal().mean() * torch.eye(len(moments))
+    inverse = torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
+    for column in range(weight.shape[1]):
+        if column % group == 0:
+            low, high = left[:, column : column + group].aminmax(dim=1)
+            scale = (high.clamp_min(0) - low.clamp_max(0)).clamp_min(1e-9) / levels
+            zero = (-low.clamp_max(0) / scale).round()
+        old = left[:, column].clone()
+        new = ((old / scale + zero).round().clamp(0, levels) - zero) * scale
+        steps = (old - new)[:, None] * inverse[column, column:] / inverse[column, column]
+        left[:, column:] -= steps  # the column itself becomes `new`
+    return left.to(weight)
+
+
+def inputs_of(model: nn.Module, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Second moments of the inputs of the linear modules in layers."""
+    found: dict[str, torch.Tensor] = {}
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and "layers" in name:
+
+            def note(_: nn.Module, inputs: tuple[torch.Tensor, ...], name: str = name) -> None:
+                rows = inputs[0].flatten(0, -2)
+                found[f"{name}.weight"] = rows.T @ rows / len(rows)
+
+            handles.append(module.register_forward_pre_hook(note))
+    with torch.no_grad():
+        model(**data)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_rounding_with_error_feedback_is_priced_by_moments_and_not_by_the_diagonal(
+    bits: int,
+) -> None:
+    model = llama()
+    fitted, priced, measured = (
+        {"input_ids": torch.randint(64, (192, 16), generator=torch.Generator().manual_seed(n))}
+        for n in range(3)
+    )
+    moments = inputs_of(model, fitted)
+    changes = {n: {n: gptq(model.get_parameter(n).detach(), m, bits)} for n, m in moments.items()}
+    assert len(changes) == 14
+    bill = hb.price(hb.Problem(model, priced), changes, 192, form="moments")
+    ratios = sorted(row["ratio"] for row in bill.check([*changes], measured).to_rows())
+    assert sum(0.8 <= ratio <= 1.25 for ratio in ratios) >= 0.7 * len(ratios), ratios
+    assert 0.9 <= statistics.median(ratios) <= 1.1, ratios
 
 
 def test_second_moments_weigh_tokens_by_what_they_cost() -> None:

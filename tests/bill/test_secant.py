@@ -1,12 +1,15 @@
 """A finite step over an edge or a flat: experts that are chosen, or that no token reaches."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import hessblocks as hb
+from hessblocks.bill import secant
+from hessblocks.bill.measured import measure
 from hessblocks.bill.secant import chooses
 
 SIZES = {
@@ -64,6 +67,32 @@ def test_a_model_without_choices_is_trusted_as_before():
     bill = bill_of(LlamaForCausalLM(LlamaConfig(**SIZES)).eval(), (3, 4, 8), layer="layers")
     assert not bill.secants
     assert all(price.trusted for price in bill.values())
+
+
+def test_of_formats_the_coarsest_is_looked_at_and_finer_ones_where_it_fails(monkeypatch):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.1)).eval()
+    names = ["mxfp4", "fp8-e4m3", "bf16"]
+    changes = hb.change_each(model, *map(hb.in_format, names))
+    some = {name: change for name, change in changes.items() if "layers" in name}
+    some = {name: change for name, change in some.items() if "q_proj" in name}
+    seen = []
+    monkeypatch.setattr(
+        secant, "measure", lambda *a, **k: seen.append([p.how for p in a[1]]) or measure(*a, **k)
+    )
+    bill = hb.price(hb.Problem(model, text(0), loss="causal-lm"), some)
+    assert seen == [["mxfp4", "mxfp4"]]  # at two shares
+    assert not bill.secants
+    low = {  # errors that pull together cost more than their diagonal
+        name: replace(price, forecast=replace(price.forecast, value=price.forecast.value / 50))
+        for name, price in bill.items()
+        if price.how == "mxfp4"
+    }
+    seen.clear()
+    outside = secant.secants(bill.problem, bill.changes, {**bill, **low})
+    assert seen == [["mxfp4", "mxfp4"], ["fp8-e4m3", "fp8-e4m3"]]  # and not bf16
+    assert set(outside) == set(low)
+    assert all("times the forecast on the same text" in reason for reason in outside.values())
 
 
 def test_an_edge_on_the_way_is_outside():

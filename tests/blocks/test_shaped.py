@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import hessblocks as hb
+from hessblocks.blocks import shaped
 from hessblocks.blocks.attention import Attention, SelfAttention
 from hessblocks.blocks.gains import Shaping
 from hessblocks.blocks.kernels import Context
@@ -96,6 +97,29 @@ def test_the_fast_form_equals_the_explicit_matrix(causal: bool, allowed: Tensor 
     rows = (lambda t: real(t.transpose(1, 2), allowed)) if allowed is not None else (lambda t: t)
     for fast in found:
         assert torch.allclose(rows(fast), rows(explicit), atol=1e-6)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_mixing_in_one_kernel_has_the_derivatives_of_mixing_in_chunks(
+    padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = torch.tensor([[True] * 5 + [False] * 2] * 2) if padded else None
+    given = [
+        torch.randn(shape).double().requires_grad_()
+        for shape in ((2, HEADS, 7, 4), (2, HEADS, 7, 4), (3, HEADS, 1, 1))
+    ]
+    along, cotangent = [torch.randn_like(t) for t in given], torch.randn(2, HEADS, 7, 4).double()
+
+    def derivatives() -> list[Tensor]:
+        attended, values, gains = given
+        mixed = mix_causally(attended, values, gains, Counting.of(values, allowed))
+        first = torch.autograd.grad(mixed.tanh(), given, cotangent, create_graph=True)
+        return [mixed, *first, *torch.autograd.grad(first, given, along)]
+
+    in_chunks = derivatives()
+    monkeypatch.setattr(shaped, "in_one_kernel", lambda values: True)
+    for one, chunked in zip(derivatives(), in_chunks, strict=True):
+        torch.testing.assert_close(one, chunked, rtol=1e-12, atol=1e-12)
 
 
 @masks

@@ -53,6 +53,21 @@ def test_values_from_python_need_no_words() -> None:
     assert block.mlp.gated is True
 
 
+def test_sizes_are_checked_with_the_position_that_slots_set() -> None:
+    """Two heads of three entries, which rotary positions, the default, could not turn."""
+    odd = {"depth": 1, "vocab_size": 9, "context": 4, "width": 6, "heads": 2}
+    for given in ("pre-ln", "modern", PRE_LN):
+        for slot, kind in (("position=alibi", "alibi-position"), ("position=no", "no-position")):
+            model = hb.build(given, slots=[slot], **odd)
+            assert model.config.blocks[0].position.kind == kind
+    assert hb.build("sas[position=learned]", **odd).config.blocks[0].width == 6
+    partly = hb.build("pre-ln", slots=["position.share=0.7"], **odd)
+    assert partly.config.blocks[0].position == RotaryPosition(share=0.7)
+    for given in ("pre-ln", PRE_LN):
+        with pytest.raises(ArgumentError, match="need an even head width"):
+            hb.build(given, **odd)
+
+
 def test_changes_that_need_each_other_are_made_at_once() -> None:
     assert changed("layout=parallel", "mlp_branch.skip=0").layout == "parallel"
     with pytest.raises(ArgumentError, match="mlp_branch's skip"):

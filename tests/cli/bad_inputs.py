@@ -108,7 +108,7 @@ def curvature(*words: str) -> tuple[str, ...]:
 CASES: dict[str, Bad] = {
     # the command line itself
     "unknown preset": Bad(
-        train(preset="sasp"), 2, "preset: 'sasp' is unknown; did you mean 'sas-p'"
+        train(preset="sasp"), 2, "PRESET: 'sasp' is unknown; did you mean 'sas-p'"
     ),
     "unknown command": Bad(("trian",), 2, 'Unknown command "trian"'),
     "no preset": Bad(("train",), 2, 'Command "train" parameter PRESET requires an argument'),
@@ -215,23 +215,23 @@ CASES: dict[str, Bad] = {
     # the folder to write
     "out read-only": Bad(
         train("--out", "shut/out"),
-        1,
+        2,
         "--out: shut/out cannot be written",
         lambda p: (p / "shut").mkdir(mode=0o555),
     ),
     "out is a file": Bad(
         train("--out", "afile"),
-        1,
+        2,
         "--out: afile cannot be written",
         lambda p: (p / "afile").write_text("text"),
     ),
     "out under a file": Bad(
         train("--out", "afile/x"),
-        1,
+        2,
         "--out: afile/x cannot be written",
         lambda p: (p / "afile").write_text("text"),
     ),
-    "out in /proc": Bad(train("--out", "/proc/x"), 1, "--out: /proc/x cannot be written"),
+    "out in /proc": Bad(train("--out", "/proc/x"), 2, "--out: /proc/x cannot be written"),
     "out a foreign folder": Bad(
         train("--out", "m_ok"),
         2,
@@ -279,14 +279,21 @@ CASES: dict[str, Bad] = {
     ),
     "a command that is nearly one of before": Bad(("finetun",), 2, 'Unknown command "finetun"'),
     # models to measure
-    "model folder missing": Bad(curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y is no folder"),
-    "no name of a model": Bad(curvature("a b", *LOOK), 2, "MODEL: a b is no folder; give one"),
-    "hub name, no network": Bad(curvature("gpt2"), 1, "MODEL: 'gpt2' is no folder, and no model"),
+    "model folder missing": Bad(
+        curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y is not a folder"
+    ),
+    "no name of a model": Bad(curvature("a b", *LOOK), 2, "MODEL: a b is not a folder; give"),
+    "hub name, no network": Bad(
+        curvature("gpt2"), 2, "MODEL: 'gpt2' is not a folder, and no model"
+    ),
     "hub name with a slash": Bad(
-        curvature("openai-community/gpt2"), 1, "MODEL: 'openai-community/gpt2' is no folder"
+        curvature("openai-community/gpt2"), 2, "MODEL: 'openai-community/gpt2' is not a folder"
     ),
     "a file for a folder": Bad(
-        curvature("afile"), 1, "MODEL: 'afile' is", lambda p: (p / "afile").write_text("text")
+        curvature("afile"),
+        2,
+        "MODEL: afile is a text, not a model",
+        lambda p: (p / "afile").write_text("text"),
     ),
     "a folder without model": Bad(
         curvature("m_empty"), 2, "MODEL: m_empty holds no model", lambda p: (p / "m_empty").mkdir()
@@ -296,7 +303,10 @@ CASES: dict[str, Bad] = {
         curvature("m", *LOOK), 1, "m/config.json, line 1: not JSON", lambda p: bad_json(p / "m")
     ),
     "no weights": Bad(
-        curvature("m", *LOOK), 1, "MODEL: m cannot be loaded", lambda p: without_weights(p / "m")
+        curvature("m", *LOOK),
+        2,
+        "MODEL: m holds no model, since it has no weights",
+        lambda p: without_weights(p / "m"),
     ),
     "NaN weights": Bad(curvature("m", *LOOK), 1, "not finite|NaN|nan", lambda p: nan(p / "m")),
     "a masked model": Bad(
@@ -311,7 +321,7 @@ CASES: dict[str, Bad] = {
     "no tokenizer": Bad(
         curvature("m", "--sequences", "1", "--tokens", "4"),
         2,
-        "no tokenizer beside it",
+        "no tokenizer",
         lambda p: gpt2(p / "m"),
     ),
     "tokens beyond the context": Bad(
@@ -375,7 +385,10 @@ CASES: dict[str, Bad] = {
         lambda p: gpt2(p / "m"),
     ),
     "a text that is not there, for a model": Bad(
-        curvature("m", "--data", "nowhere.txt"), 2, "--data: nowhere.txt is not a file or folder"
+        curvature("m", "--data", "nowhere.txt"),
+        2,
+        "--data: nowhere.txt is not a file or folder",
+        lambda p: gpt2(p / "m"),
     ),
     "one probe": Bad(
         ("curvature", "m", *LOOK, "--probes", "1"),
@@ -450,7 +463,7 @@ CASES: dict[str, Bad] = {
     "report of an empty folder": Bad(
         ("report", "none"), 2, "DIR: none has no config.json", lambda p: (p / "none").mkdir()
     ),
-    "an error with --json": Bad(train("--json", preset="nope"), 2, "preset: 'nope' is unknown"),
+    "an error with --json": Bad(train("--json", preset="nope"), 2, "PRESET: 'nope' is unknown"),
 }
 
 

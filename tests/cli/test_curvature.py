@@ -406,7 +406,7 @@ def test_a_sampled_run_takes_no_second_derivative(
     ("words", "status", "expected"),
     [
         (["preset:sas-q"], 2, "MODEL: 'sas-q' is unknown; did you mean 'sas-p'"),
-        (["/nowhere/model"], 2, "MODEL: /nowhere/model is no folder"),
+        (["/nowhere/model"], 2, "MODEL: /nowhere/model is not a folder"),
         (["nobody/no-such-model"], 1, "no model of that name is in the local Hugging Face cache"),
         (["preset:sas", "--parts", "outr"], 2, "--parts: 'outr' is unknown; did you mean 'outer'"),
         (["preset:sas", "--parts", ","], 2, "--parts: expected one or more of outer"),
@@ -476,7 +476,7 @@ def test_models_without_logits_of_the_next_token_are_refused(shell: Shell, tmp_p
 def test_random_tokens_are_never_taken_silently(shell: Shell, saved: Path, tmp_path: Path) -> None:
     outcome = measure(shell, saved, tmp_path / "out")
     assert outcome.status == 2
-    assert "has no tokenizer beside it" in sentence(outcome)
+    assert "has no tokenizer" in sentence(outcome)
     assert "--data random" in sentence(outcome)
     folder = gpt2(tmp_path / "small", vocabulary=40)
     corpus = hb.data.load_corpus(shell.code, 260)

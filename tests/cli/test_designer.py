@@ -143,7 +143,7 @@ def test_a_file_is_a_block_under_its_name(shell: Shell, text: Path, tmp_path: Pa
         (["OLD"], "holds no block that this version knows (field of block: 'colour' is unknown"),
         (["MINE,OTHER/mine.json"], "there are two blocks called 'mine'; rename"),
         (["MINE,pre-ln", "--width", "64"], "width: mine has a width of 32, got 64"),
-        (["missing.json"], "missing.json is no file; give one that exists."),
+        (["missing.json"], "missing.json is not a file; give one that exists."),
         (["sas", "--tune", "--learning-rate", "0.1"], "--tune: it searches the rates; leave"),
         (["sas,sas"], "--presets: expected one or more, each once, got sas, sas."),
     ],

@@ -37,7 +37,7 @@ def complaint(words: list[str], folder: Path, errors: Path) -> tuple[int | None,
         os._exit(main(words))
 
     process = in_process_of_its_own(closed)
-    process.join(60)
+    process.join(600)
     folder.chmod(0o700)
     return process.exitcode, errors.read_text().splitlines()[-1]
 

@@ -124,7 +124,7 @@ def test_the_page_opens_with_the_answer(place: Path) -> None:
     said = first.partition("at 3 bits would cost ")[2].partition(" ")[0]
     assert float(said) == pytest.approx(value, rel=0.5)
     assert "One at a time: 3 changes measured on held-out data" in page
-    assert page.count('<img src="data:image/svg+xml') == 2
+    assert page.count('<img src="data:image/svg+xml') == 3
     assert "model.layers.1.mlp.down_proj.weight, 3 bits" in page
 
 
@@ -228,7 +228,7 @@ def test_a_page_of_a_damaged_summary_says_what_is_missing(
         (["--round", "4", "--data", "no.txt"], "--data: no.txt is not a file or folder"),
         (["--round", "4", "--sequences", "30"], "--sequences: 60 windows of 8 tokens"),
         (["--round", "4", "--tokens", "17"], "--tokens: 17 are longer than the context of 16"),
-        (["--merge", "no/such/model"], "--merge: no/such/model is no folder"),
+        (["--merge", "no/such/model"], "--merge: no/such/model is not a folder"),
         (["--merge", "WIDER"], "--merge: .* has other parameters than model"),
     ],
 )
@@ -335,7 +335,7 @@ def test_a_quantised_copy_is_billed_against_its_original(
 
     for more, said in (
         (["--against", place / "model"], "has the weights of model itself"),
-        (["--against", copy, "--round", "4"], "is priced alone"),
+        (["--against", copy, "--round", "4"], "prices a quantised copy alone"),
         (["--against", llama(tmp_path / "wide", width=24)], "has weights of other sizes"),
         (["--against", tmp_path / "none"], r"--against: \S+ is no"),
     ):

@@ -4,17 +4,20 @@ import csv
 import json
 import random
 import re
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import hessblocks as hb
+from hessblocks import export
 from hessblocks.bill import bill as bills
 from hessblocks.cli.app import main
-from hessblocks.inspection import pricing, quantising
+from hessblocks.inspection import quantising
 from tests.cli.helpers import Shell, sentence
 from tests.models.gguf_files import tiny_llama, write
 from tests.pictures import empty_pictures
@@ -97,12 +100,21 @@ def test_the_page_says_three_numbers_and_the_neighbours(shell: Shell, place: Pat
         assert said in page
     assert "types.txt" in page
     lines = (place / "out" / "types.txt").read_text().splitlines()
-    names = {re.sub(r"\\", "", line.partition("=")[0]) for line in lines}
     tensors = gguf.GGUFReader(place / "model.gguf").tensors
-    assert names == {t.name for t in tensors if t.tensor_type.name != "F32"}
-    kinds = {line.partition("=")[2].upper() for line in lines}
-    assert kinds == {t.tensor_type.name for t in tensors} - {"F32"}
+    stored = {t.name: t.tensor_type.name for t in tensors if len(t.shape) > 1}
+    assert read_as_llama_quantize(lines, [*stored]) == stored
+    assert read_as_llama_quantize(lines, ["own.token_embd.weight"]) == {}  # whole names alone
     assert shell("report", place / "out").status == 0
+
+
+def read_as_llama_quantize(lines: list[str], names: list[str]) -> dict[str, str]:
+    """As llama.cpp does: words in lower case, and the first pattern that is found in a name."""
+    pairs = [line.lower().partition("=") for line in lines]
+    found = {}
+    for name in names:
+        kinds = [kind.upper() for pattern, _, kind in pairs if re.search(pattern, name)]
+        found |= {name: kinds[0]} if kinds else {}
+    return found
 
 
 def test_again_costs_nothing_and_another_size_no_samples(
@@ -127,14 +139,12 @@ def test_a_file_that_differs_from_what_was_priced_is_told(
     shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def other(*given: Any) -> Any:
-        model, saved = load(*given)
-        if "bad" in given[0]:
-            with torch.no_grad():
-                model.get_parameter("model.layers.1.mlp.up_proj.weight")[3, 5] += 1e-6
-        return model, saved
+        weights = read(*given)
+        weights["model.layers.1.mlp.up_proj.weight"][3, 5] += 1e-6
+        return weights
 
-    load = pricing.load_saved
-    monkeypatch.setattr(pricing, "load_saved", other)
+    read = export.read_gguf
+    monkeypatch.setattr(export, "read_gguf", other)
     out = shutil.copytree(place / "out", tmp_path / "out")
     outcome = shell(*words(place, str(tmp_path / "bad.gguf"))[:-1], out, "--bits", "9")
     assert outcome.status == 1
@@ -167,6 +177,64 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(
     assert not (place / "x.gguf").exists()
 
 
+def saved(place: Path, folder: Path, model: Any) -> str:
+    """A model with the tokeniser of the GGUF file, as a folder."""
+    model.save_pretrained(folder)
+    hb.load(place / "tiny.gguf")[1].save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.bad_input
+def test_models_that_nothing_fits_or_whose_names_are_unknown_are_refused(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 31, "num_hidden_layers": 1, "num_attention_heads": 2}
+    narrow = LlamaConfig(hidden_size=20, intermediate_size=40, **sizes)
+    other = GPTNeoXConfig(hidden_size=32, intermediate_size=64, **sizes)
+    for model, said in (
+        (LlamaForCausalLM(narrow), r"--to gguf: none of its formats fits rows of \[20, 40\]"),
+        (GPTNeoXForCausalLM(other), "llama.cpp's names for a model of the kind gpt_neox are not"),
+    ):
+        given = words(place, str(tmp_path / "x.gguf"), str(tmp_path / "out"))
+        given[1] = saved(place, tmp_path / type(model).__name__, model)
+        outcome = shell(*given, *MIX)
+        assert outcome.status == 2, outcome.errors
+        assert re.search(said, sentence(outcome)), outcome.errors
+    assert not (tmp_path / "x.gguf").exists()
+
+
+@pytest.mark.bad_input
+def test_a_full_disk_is_a_sentence_and_leaves_no_file(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file may grow beyond a few bytes while the library writes, so the error is its own."""
+
+    def limited(write: Any) -> Any:
+        def run(*given: Any, **more: Any) -> Any:
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (7, hard))
+            try:
+                return write(*given, **more)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+        return run
+
+    folder = tmp_path / "files"
+    folder.mkdir()
+    write = gguf.GGUFWriter.write_tensors_to_file
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", limited(write))
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    outcome = shell(*words(place, str(folder / "x.gguf"))[:-1], out, "--bits", "9")
+    assert outcome.status == 1
+    assert "x.gguf: cannot be written (" in sentence(outcome)
+    chosen = {"model.layers.0.mlp.down_proj.weight": hb.formats()["compressed-tensors:4"]}
+    monkeypatch.setattr(export.folders, "save_file", limited(export.folders.save_file))
+    with pytest.raises(hb.RunError, match=r"folder: cannot be written \("):
+        export.write_folder(folder / "folder", tiny_llama(), None, chosen, "compressed-tensors")
+    assert not [*folder.iterdir()]
+
+
 def test_a_folder_of_integers_has_one_format_for_fused_weights(
     shell: Shell, place: Path, tmp_path: Path
 ) -> None:
@@ -175,8 +243,7 @@ def test_a_folder_of_integers_has_one_format_for_fused_weights(
     model = tiny_llama()
     config = model.config
     config.hidden_size, config.intermediate_size, config.head_dim = 64, 128, 32
-    type(model)(config).save_pretrained(tmp_path / "model")
-    hb.load(place / "tiny.gguf")[1].save_pretrained(tmp_path / "model")
+    saved(place, tmp_path / "model", type(model)(config))
     given = words(place)
     given[1], given[2] = str(tmp_path / "model"), str(tmp_path / "folder")
     outcome = shell(*given[:-1], tmp_path / "out", "--to", "compressed-tensors", "--nats", "1e-5")

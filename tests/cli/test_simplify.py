@@ -3,11 +3,17 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from huggingface_hub import ModelCard
+from safetensors import SafetensorError
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import hessblocks as hb
 from hessblocks.cli.app import main
@@ -17,6 +23,7 @@ from hessblocks.simplify import run as running
 from hessblocks.storage import mended_store
 from tests.cli.helpers import Shell, sentence
 from tests.cli.test_price import LETTERS, llama, rows
+from tests.models.gguf_files import SMOL, byte_level
 
 FEW = ["--sequences", "4", "--fitted", "6", "--tokens", "8", "--steps", "6"]
 
@@ -51,12 +58,107 @@ def test_the_result_is_a_model_as_any_other_with_a_card(place: Path) -> None:
     tokens = tokenizer("abc", return_tensors="pt")["input_ids"]
     assert model.generate(tokens, max_new_tokens=3, do_sample=False).shape[1] >= 4
     card = (place / "out" / "model" / "README.md").read_text()
+    data = ModelCard(card).data
+    assert (data.base_model, data.license) == ("model", None)
+    assert "whose files name none" in card
+    command = f"hessblocks simplify model --data text.txt --save 0.2 {' '.join(FEW)}"
+    assert sorted(command.split()) == sorted(row(card, "made by").replace("\\", "").split())
     assert "parameters saved" in card
     assert "made from | a pretrained llama" in card
-    assert "| width of the MLP, first layer |" in card
+    assert "opened by | pip install hessblocks" in card
     assert len(rows(place / "out" / "removals.csv")) == len(found["removals"]) == 10
     whole = to_family(original)
     assert type(whole).__name__ == "LlamaForCausalLM"
+
+
+def row(card: str, name: str) -> str:
+    """The second cell of a row of a card's table."""
+    return card.partition(f"| {name} | ")[2].partition(" |")[0]
+
+
+def test_an_even_result_opens_without_hessblocks_with_the_same_logits_and_licence(
+    place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    shutil.copytree(place / "model", tmp_path / "model")
+    (tmp_path / "model" / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Tiny\n")
+    command = words(place, tmp_path / "out", "--even", "--steps", "0")
+    command[1] = tmp_path / "model"
+    assert shell(*command).status == 0
+    made = tmp_path / "out" / "model"
+    data = ModelCard.load(made / "README.md").data
+    assert (data.base_model, data.license) == ("model", "apache-2.0")
+    said = row((made / "README.md").read_text(), "made by")
+    assert "--save 0.2 --even" in said.replace("\\", "")
+    found = subprocess.run(
+        [sys.executable, "-c", OPENED, str(made), str(tmp_path / "logits.pt")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    model, _ = hb.load(made)
+    with torch.no_grad():
+        logits = hb.from_pretrained_blocks(model)(torch.arange(12)[None]).logits
+    assert torch.allclose(torch.load(tmp_path / "logits.pt"), logits, atol=1e-5)
+
+
+OPENED = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+assert type(model).__name__ == "LlamaForCausalLM" and "hessblocks" not in sys.modules
+torch.save(model(torch.arange(12)[None]).logits.detach(), sys.argv[2])
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("broken", [OSError(28, "No space left on device"), SafetensorError("28")])
+def test_a_full_disk_leaves_no_model_and_a_sentence(
+    place: Path, tmp_path: Path, shell: Shell, broken: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise broken
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "save_pretrained", full)
+    found = shell(*words(place, tmp_path / "out", "--even", "--steps", "0"))
+    assert found.status == 1
+    assert re.search(r"out/model:? cannot be written", sentence(found))
+    assert not {"model", "summary.json"} & {path.name for path in (tmp_path / "out").iterdir()}
+
+
+@pytest.mark.bad_input
+def test_a_target_that_the_family_or_the_tokeniser_lacks_is_refused_at_once(
+    place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    found = shell(*words(place, tmp_path / "out"), "--to", "gguf")
+    assert "way in which this tokeniser splits text is not known" in sentence(found)
+    shutil.copytree(place / "model", tmp_path / "gpt2")
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=16, vocab_size=30)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    byte_level(SMOL).save_pretrained(tmp_path / "gpt2")
+    command = [*words(place, tmp_path / "out"), "--to", "gguf"]
+    command[1] = tmp_path / "gpt2"
+    assert "tokens beyond the vocabulary" in sentence(shell(*command))
+    config.vocab_size = 300
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    assert "layer 0 is none of Llama's" in sentence(shell(*command))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_a_known_tokeniser_becomes_a_gguf_file(
+    place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    gguf = pytest.importorskip("gguf")
+    config = LlamaConfig.from_pretrained(place / "model", vocab_size=300)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    byte_level(SMOL).save_pretrained(tmp_path / "model")
+    command = words(place, tmp_path / "out", "--to", "gguf", "--kinds", "mlp units,heads")
+    command[1] = tmp_path / "model"
+    found = shell(*command)
+    assert found.status == 0, found.output
+    reader, model = gguf.GGUFReader(tmp_path / "out" / "model.gguf"), tmp_path / "out" / "model"
+    assert reader.fields["tokenizer.ggml.pre"].contents() == "smollm"
+    assert len(reader.fields["deci.feed_forward_length"].contents()) == 2
+    stored = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    assert stored == sum(weight.numel() for weight in hb.load(model)[0].parameters())
 
 
 def test_the_page_opens_with_the_answer_and_has_no_blank_picture(place: Path) -> None:
@@ -76,6 +178,7 @@ def test_the_cost_is_told_from_the_passes_that_are_left(
     """Two kinds in two layers, the second of which is done; passes of 3 and 1 seconds."""
     seconds = iter([3.0, 1.0] * 3)
     monkeypatch.setattr(running, "_seconds", lambda _: next(seconds))
+    monkeypatch.setattr(running, "_solution_seconds", lambda *_: 12.0)
     model, store = hb.from_pretrained_blocks(place / "model"), mended_store(tmp_path)
     store.add("layer 1", [])
     asked = SimplifySettings(kinds=("layer", "heads"), tokens=8, batch=4, steps=6)
@@ -83,12 +186,25 @@ def test_the_cost_is_told_from_the_passes_that_are_left(
     fit = torch.zeros(12, 8, dtype=torch.long)
     told = running._cost(model, fit, held, asked, store)
     assert told.startswith("2 removals at most: 4 s, ")
-    assert "one pass of refits: 30 s and 4 solutions" in told  # 5 passes over twice the held-out
+    assert "one pass of refits: 42 s; " in told  # 5 passes over twice the held-out, and solutions
     assert told.endswith("healing: about 48 s")  # 6 x 4 windows are 4 times the held-out 6
     store.add("layer 0", [])
     assert running._cost(model, fit, held, asked, store).startswith("0 removals at most: 0 s, ")
     told = running._cost(model, fit, held, replace(asked, save=0.0), store)
     assert told == "every removal is measured already"
+
+
+def test_the_cost_tells_of_the_solutions_of_every_matrix(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers with a projection and an output matrix each; 15 solutions and a sum, 1 s each."""
+    monkeypatch.setattr(running, "_seconds", lambda run: (run(), 1.0)[1])
+    model = hb.from_pretrained_blocks(place / "model")
+    widths = [b.resolved_mlp_width for b in model.config.blocks]
+    rows = [b.heads * b.resolved_head_width for b in model.config.blocks]
+    assert max(widths) <= running.SOLVED
+    expected = sum(15 + 100 / size for size in (*widths, *rows))
+    assert running._solution_seconds(model, 100) == pytest.approx(expected)
 
 
 def test_a_healed_model_that_predicts_no_numbers_is_not_saved(
@@ -113,7 +229,7 @@ def test_an_interrupted_call_goes_on_and_ends_the_same(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(running, "_healed", torn)
+        patched.setattr(running, "heal", torn)
         shell(*words(place, tmp_path / "out"))
     points = (tmp_path / "out" / "points.jsonl").read_bytes()
     made = json.loads((place / "out" / "summary.json").read_text())["layers"]
@@ -124,12 +240,29 @@ def test_an_interrupted_call_goes_on_and_ends_the_same(
     assert shell(*words(place, tmp_path / "out")).status == 0
     one, other = (json.loads((p / "out" / "summary.json").read_text()) for p in (place, tmp_path))
     for found in (one, other):
+        del found["seconds"]
         for numbers in ("before", "after"):
             del found[numbers]["prompt"], found[numbers]["decoding"]
     assert one == other
+    tables = [(p / "out" / "removals.csv").read_bytes() for p in (place, tmp_path)]
+    assert tables[0] == tables[1]
     kept = (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns
     assert shell(*words(place, tmp_path / "out")).status == 0
     assert (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns == kept
+
+
+def test_a_full_disk_is_said(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
+) -> None:
+    shutil.copytree(place / "out", tmp_path / "out")
+
+    def full(*_: object, **__: object) -> None:
+        raise ValueError("No space left on device (os error 28)")  # tokenizers: an Exception
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", full)
+    told = shell(*words(place, tmp_path / "out"), "--steps", "0")
+    assert told.status == 1
+    assert "model cannot be written (No space left on device" in sentence(told)
 
 
 def test_another_target_or_healing_needs_no_new_table(
@@ -144,6 +277,8 @@ def test_another_target_or_healing_needs_no_new_table(
     (text,) = found["texts"]
     assert text["healed"] == text["removed"]
     assert (tmp_path / "out" / "points.jsonl").read_bytes() == before
+    tables = [(p / "out" / "removals.csv").read_bytes() for p in (place, tmp_path)]
+    assert tables[0] == tables[1]  # columns too, though all rows come from the store
     other = shell(*words(place, tmp_path / "out"), "--sequences", "5")
     assert (other.status, "with other settings (sequences" in sentence(other)) == (2, True)
 
@@ -205,9 +340,12 @@ def test_without_a_target_the_table_alone_is_made(
     [
         (["--save", "1.0"], r"--save: expected a share from 0, below 1"),
         (["--kinds", "heads"], r"save: 20\.0% of the parameters are more than can go"),
-        (["--kinds", "layers"], r"kind: 'layers' is unknown"),
+        (["--kinds", "layers"], r"--kinds: 'layers' is unknown"),
         (["--tokens", "17"], r"--tokens: 17 are longer than the context of 16"),
-        (["--sequences", "400"], r"--sequences: 400 windows of 8 tokens were asked for, a tenth"),
+        (
+            ["--sequences", "400"],
+            r"--data: .* has 900 bytes; 3,200 tokens are needed \(400 times 8\)",
+        ),
         (["--fitted", "2", "--tokens", "4"], r"text: 8 tokens are too few to fit weights"),
         (["--towards", "teacher"], r"--towards"),
     ],

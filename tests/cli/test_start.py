@@ -47,7 +47,7 @@ def answer(*words: str) -> tuple[dict[str, Any], str, str]:
         pytest.param(["train"], 2, marks=SLOW),
         (["train", "sas", "--data", "/nope/x"], 2),
         pytest.param(["compare", "--data", "/nope/x"], 2, marks=SLOW),
-        (["curvature", "gpt2", "--data", "/nope/x"], 2),
+        (["curvature", "preset:sas", "--data", "/nope/x"], 2),
         pytest.param(["signal", "preset:sas", "--data", "nope.txt"], 2, marks=SLOW),
         pytest.param(["presets", "--config", "/nope/x"], 2, marks=SLOW),
         (["trian"], 2),
@@ -59,6 +59,19 @@ def test_an_answer_without_work_loads_nothing_heavy(words: list[str], status: in
     assert told["status"] == status
     assert not HEAVY & set(told["loaded"])
     assert told["modules"] < MODULES
+
+
+def test_the_list_of_blocks_needs_torch_alone() -> None:
+    script = SCRIPT.replace('.partition(".")[0]', "")
+    done = subprocess.run(
+        [sys.executable, "-c", script, "presets", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = json.loads(done.stderr.strip().rpartition("\n")[2])["loaded"]
+    assert "torch" in loaded
+    assert not {"transformers", "scipy", "torch._dynamo", "sympy"} & {*loaded}
 
 
 def test_the_version_is_printed() -> None:

@@ -179,7 +179,7 @@ def test_slots_of_the_block_arrive(shell: Shell, tmp_path: Path) -> None:
         ),
         (
             ["--curvature-groups", "value"],
-            "--curvature-groups: nothing is measured of them without",
+            "--curvature-groups: has no effect without",
         ),
         (["--accumulate", "3"], "--batch-size: 4 sequences cannot be divided evenly"),
         (

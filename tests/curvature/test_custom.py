@@ -17,6 +17,8 @@ def test_a_wrapped_model_has_the_groups_of_the_model_itself() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3))
     wrapped = torch.compile(model)
     assert custom_groups(wrapped, {"all": "*"}) == custom_groups(model, {"all": "*"})
+    for name, _ in wrapped.named_parameters():  # _orig_mod.0.weight
+        assert custom_groups(wrapped, {"one": name}) == custom_groups(model, {"one": name[10:]})
 
 
 def test_patterns_select_groups_in_their_order() -> None:

@@ -359,7 +359,7 @@ def test_the_way_is_chosen_by_its_cost_and_said() -> None:
 def test_a_callable_is_refused_or_left_to_probes() -> None:
     case = CASES["callable"]()
     groups = parameter_groups(case.model)
-    with pytest.raises(ArgumentError, match="a callable does not tell; use a loss by name"):
+    with pytest.raises(ArgumentError, match="which a callable has not; use a loss by name"):
         curvature_map(case.problem, groups, "outer", method="sampled")
     assert curvature_map(case.problem, groups, "outer", probes=4).method == "probes"
 

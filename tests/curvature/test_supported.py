@@ -101,7 +101,7 @@ def steer(model: Any) -> None:
         ("llama", normalise_head, "output layer to be a plain linear layer"),
         ("llama", tie_gate, "are one weight"),
         ("llama", tie_norms, "are one weight"),
-        ("llama", scale_logits, "logits are not the output layer's"),
+        ("llama", scale_logits, "logits are not what its output layer gives"),
         ("llama", cap_logits, "output layer"),
         ("qwen2", freeze_query_weight, "weight and bias of q_proj to be trained both or neither"),
         ("llama", steer, "something else than the closed form supposes"),

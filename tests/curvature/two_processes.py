@@ -140,7 +140,7 @@ def in_two_processes(work: Callable[[], Any], folder: Path) -> Any:
     processes = [in_process_of_its_own(partial(one, rank)) for rank in (0, 1)]
     left = {process.sentinel for process in processes}
     while left and all(process.exitcode in (None, 0) for process in processes):
-        ended = wait(list(left), timeout=300)
+        ended = wait(list(left), timeout=900)
         assert ended
         left -= set(ended)
         for process in processes:

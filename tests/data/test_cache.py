@@ -115,7 +115,7 @@ def test_two_processes_at_once_build_once(cache: Path) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(30)
+        worker.join(600)
     assert [worker.exitcode for worker in workers] == [0, 0]
     assert len((cache / "builds").read_text().splitlines()) == 1
 

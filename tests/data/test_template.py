@@ -40,8 +40,9 @@ def test_it_can_be_left_out_and_is_said() -> None:
     known = tokenizer()
     ids = hb.text_batch(known, TEXT, tokens=10, sequences=6, bare=True)["input_ids"]
     assert not (ids == 0).any()
-    assert "begins with <bos>" in start_words(known, template_start(known))
-    assert not start_words(known, [])
+    assert "begins with <bos>" in start_words(known)
+    assert not start_words(known, bare=True)
+    assert not start_words(None)
 
 
 def test_windows_share_no_token_of_the_text() -> None:

@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 from torch import nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -20,7 +19,7 @@ from transformers import (
 import hessblocks as hb
 from hessblocks import export
 from hessblocks.errors import ArgumentError, RunError
-from tests.models.gguf_files import tiny_llama, write
+from tests.models.gguf_files import SMOL, byte_level, tiny_llama, write
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("libgguf")
@@ -63,6 +62,8 @@ def test_what_is_read_back_is_what_was_rounded_bit_by_bit(source: Path, tmp_path
     chosen = written(str(source), model, tmp_path / "out.gguf")
     again, other = hb.load(tmp_path / "out.gguf")
     check_same(model, again, chosen)
+    values = export.read_gguf(tmp_path / "out.gguf", export.gguf_tensors(model, "llama"))
+    assert all(torch.equal(again.get_parameter(name), value) for name, value in values.items())
     assert other("abcab")["input_ids"] == tokenizer("abcab")["input_ids"]
     tensors = {t.name: t for t in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
     names = export.gguf_tensors(model, "llama")
@@ -88,19 +89,6 @@ def test_the_header_is_the_sources_and_its_size_is_known(source: Path, tmp_path:
     assert size - stored <= most <= size - stored + 31 * len(after.tensors)
 
 
-def tokenizer_of(steps: Any) -> PreTrainedTokenizerFast:
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer, inner.decoder = steps, decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    inner.train_from_iterator(["the cat sat on the mat in 2024, it's said"] * 4, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
-
-
-BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-SMOL = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTES])
 SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 32, "vocab_size": 300,
@@ -117,7 +105,7 @@ def test_a_folder_becomes_a_file_that_transformers_opens_as_the_same_model(
         if kind == "llama"
         else Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=128, tie_word_embeddings=False))
     ).eval()
-    tokenizer = tokenizer_of(SMOL)
+    tokenizer = byte_level(SMOL)
     chosen = written(str(tmp_path), model, tmp_path / "out.gguf", tokenizer)
     again, other = hb.load(tmp_path / "out.gguf")
     check_same(model, again, chosen)
@@ -156,7 +144,7 @@ REFUSED = {
 def test_what_llama_cpp_would_read_otherwise_is_refused(case: str, tmp_path: Path) -> None:
     make, steps, said = REFUSED[case]
     with pytest.raises(ArgumentError, match=said):
-        export.header_of(str(tmp_path), make(), tokenizer_of(steps))
+        export.header_of(str(tmp_path), make(), byte_level(steps))
 
 
 def test_a_model_whose_tensors_have_no_names_is_refused(source: Path) -> None:

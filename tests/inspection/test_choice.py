@@ -181,7 +181,7 @@ def test_eigenvalues_and_spectrum_are_of_all_groups_or_of_each(
             {"loss": "masked-lm", "data": "random", "tokens": 6},
             "--loss: masked-lm needs a tokenizer with a",
         ),
-        ({"data": "nowhere.txt", "tokens": 6}, "has no tokenizer beside it"),
+        ({"data": "nowhere.txt", "tokens": 6}, "has no tokenizer"),
     ],
     ids=str,
 )

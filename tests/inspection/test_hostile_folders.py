@@ -240,7 +240,7 @@ def test_a_name_that_is_not_in_the_cache_is_not_asked_for_on_the_network(
     assert attempts == []
     assert constants.HF_HUB_OFFLINE is False
     assert (
-        f"MODEL: {name!r} is no folder, and no model of that name is in the local Hugging Face "
+        f"MODEL: {name!r} is not a folder, and no model of that name is in the local Hugging Face "
         "cache; run "
         f"`hf download {name}`" in capsys.readouterr().err
     )

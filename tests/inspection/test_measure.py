@@ -219,7 +219,7 @@ def test_two_objects_of_one_kind_have_two_names(
         ({"probes": 3}, "--probes: expected a whole number of at least 4, got 3"),
         ({"parts": "outr"}, "--parts: 'outr' is unknown; did you mean 'outer'"),
         ({"data": {"ids": torch.zeros(2, 2)}}, "data: expected the name of a text, or input_ids"),
-        ({"data": "python-code"}, "has no tokenizer beside it"),
+        ({"data": "python-code"}, "has no tokenizer"),
     ],
     ids=str,
 )

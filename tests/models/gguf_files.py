@@ -3,7 +3,8 @@
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 WORDS = ["<unk>", "<s>", "</s>", *map(chr, range(97, 123)), "ab", "abc"]
 MERGES = ["a b", "ab c"]
@@ -73,3 +74,19 @@ def write(model, path, layers=None, kind="llama"):
     out.write_tensors_to_file()
     out.close()
     return path
+
+
+def byte_level(steps):
+    """Byte-level BPE tokeniser of 300 entries or fewer, which splits text first in these steps."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer, inner.decoder = steps, decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    inner.train_from_iterator(["the cat sat on the mat in 2024, it's said"] * 4, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
+
+
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+SMOL = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTES])

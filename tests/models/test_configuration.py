@@ -66,7 +66,7 @@ GIVEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a size of the block": (
         {"hidden_size": 64},
-        "hidden_size: expected 256, as the block has, got 64; describe another block",
+        "hidden_size: expected 256, as the block has, got 64; build another with hessblocks.build",
     ),
 }
 

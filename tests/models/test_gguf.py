@@ -55,13 +55,13 @@ def cut(file, path, share):
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.5])
 def test_a_file_that_is_cut_off_is_refused(file, tmp_path, share):
-    with pytest.raises(hb.RunError, match=r"short\.gguf is damaged or no GGUF file"):
+    with pytest.raises(hb.RunError, match=r"short\.gguf is damaged or not a GGUF file"):
         hb.load(cut(file, tmp_path / "short.gguf", share))
 
 
 def test_another_kind_of_file_is_refused(tmp_path):
     (tmp_path / "text.gguf").write_text("not a model " * 100)
-    with pytest.raises(hb.RunError, match="damaged or no GGUF"):
+    with pytest.raises(hb.RunError, match="damaged or not a GGUF"):
         hb.load(tmp_path / "text.gguf")
 
 
@@ -77,7 +77,7 @@ def test_more_layers_than_tensors_are_refused_before_they_are_made(model, tmp_pa
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(hb.ArgumentError, match="is no file"):
+    with pytest.raises(hb.ArgumentError, match="is not a file"):
         hb.load(tmp_path / "none.gguf")
 
 

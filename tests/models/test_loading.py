@@ -115,7 +115,7 @@ def test_a_model_in_half_precision_is_saved_and_loaded_as_such(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["a b", "", "x:y", "preset:sas", "a..b", "x" * 300])
 def test_what_can_name_no_model_is_refused(name: str) -> None:
-    with pytest.raises(hb.ArgumentError, match=r"MODEL: .+ is no folder; give one that"):
+    with pytest.raises(hb.ArgumentError, match=r"MODEL: .+ is not a folder; give one that"):
         hb.load(name)
 
 

@@ -19,7 +19,7 @@ def test_a_mask_that_does_not_fit_names_its_shape(shape: tuple[int, ...], task: 
     with pytest.raises(hb.ArgumentError) as caught:
         model(ids(2, 8), attention_mask=torch.ones(shape, dtype=torch.bool))
     assert str(caught.value) == (
-        "attention_mask: expected (2, 8) with 0 at padding, or a mask of your own, (2, 1, 8, 8), "
+        "attention_mask: expected (2, 8) with 0 at padding, or your own mask, (2, 1, 8, 8), "
         f"got {shape}"
     )
 

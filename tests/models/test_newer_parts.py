@@ -25,7 +25,6 @@ from hessblocks.blocks import (
 from hessblocks.blocks import Dense as DenseWeight
 from hessblocks.conventions import PARTS
 from hessblocks.errors import ArgumentError
-from hessblocks.models.fold import fold, merged_block
 from hessblocks.training.trained_gains import gain_values
 from tests.curvature.cases import Case, padded_batches
 from tests.curvature.oracle import Dense, check_partition, dense
@@ -212,15 +211,6 @@ def test_closed_forms_refuse_what_they_do_not_cover_by_name(slots: list[str], wo
     for exact in (hb.exact_attention_curvature, hb.exact_last_block):
         with pytest.raises(hb.ArgumentError, match=words):
             exact(model, ids(1, 5))
-
-
-@pytest.mark.parametrize("name", ["gate", "gate a head", "gate, shaped"])
-def test_gates_are_folded_but_values_are_not_merged_across_them(name: str) -> None:
-    model, tokens = model_of(name), ids(2, 6)
-    assert torch.allclose(fold(model)(tokens).logits, model(tokens).logits, atol=1e-5)
-    bare = hb.preset("pre-ln", width=4, heads=1)
-    gated = with_slots(bare, ["position=no", *TYPED[name]])
-    assert merged_block(gated).attention.projection == gated.attention.projection
 
 
 def test_heads_of_a_gate_are_groups_and_its_gains_have_names_of_their_own() -> None:

@@ -11,7 +11,6 @@ import hessblocks as hb
 from hessblocks.blocks.norms import Norm, RMSNorm
 from hessblocks.blocks.positions import Position
 from hessblocks.blocks.weights import Weight
-from hessblocks.models.fold import fold
 from tests.models.cases import ids
 
 SIZES = {"depth": 2, "width": 16, "heads": 2, "vocab_size": 29, "context": 12}
@@ -101,23 +100,6 @@ def test_a_part_may_have_a_field_that_must_be_given(tmp_path: Path) -> None:
     assert again.config.block_config.norm == Required(eps=1e-3)
     tokens = ids(2, 5)
     assert torch.equal(again(tokens).logits, model(tokens).logits)
-
-
-@pytest.mark.parametrize("name", ["query", "projection"])
-def test_folding_leaves_own_weights_alone(name: str) -> None:
-    torch.manual_seed(0)
-    block = changed(**{name: LowRank(rank=3)})
-    model = hb.build("sas", **SIZES, **block).eval()
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.attention_branch.gain.fill_(0.7)
-            layer.mlp_branch.gain.fill_(0.3)
-    folded = fold(model)
-    assert isinstance(folded.config.block_config.mlp_branch.gain, float)
-    assert not folded.config.block_config.mlp_branch.trainable
-    assert getattr(folded.config.block_config.attention, name) == LowRank(rank=3)
-    tokens = ids(2, 5)
-    assert torch.allclose(folded(tokens).logits, model(tokens).logits, atol=1e-5)
 
 
 def test_a_norm_without_output_is_refused() -> None:

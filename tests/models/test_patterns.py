@@ -2,7 +2,6 @@
 blocks."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from hessblocks.blocks import ALiBiPosition, Context, RMSNorm
 from hessblocks.errors import ArgumentError
 from hessblocks.inspection import measure_signal
 from hessblocks.models import HessblocksConfig
-from hessblocks.models.fold import fold
 from tests.curvature.cases import Case, padded_batches
 from tests.curvature.oracle import check_partition, dense
 from tests.models.cases import SIZES, ids, perturbed
@@ -62,20 +60,6 @@ def test_a_pattern_is_saved_loaded_printed_and_generates(tmp_path: Path) -> None
     settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     found = loaded.generate(prompt, **settings)
     assert torch.equal(found, model.generate(prompt, use_cache=False, **settings))
-    assert "| block | pre-ln+sas-p |" in (tmp_path / "README.md").read_text()
-    own = hb.build(model.config.blocks, **(SIZES | {"depth": 4}))
-    own.save_pretrained(tmp_path / "own")
-    assert "| block | blocks of its own, in turn |" in (tmp_path / "own/README.md").read_text()
-
-
-@pytest.mark.parametrize("merge", [False, True])
-def test_a_folded_pattern_computes_the_same(merge: bool) -> None:
-    sizes: dict[str, Any] = {"heads": 1, "position": "learned"} if merge else {}
-    name = "pre-ln+v-skipinit" if merge else "v-skipinit+sas-p"
-    model, tokens = perturbed(name, depth=4, **sizes), ids(2, 7)
-    folded = fold(model, merge=merge)
-    assert len(folded.config.pattern) == 2
-    assert torch.allclose(folded(tokens).logits, model(tokens).logits, atol=1e-5)
 
 
 def test_curvature_knows_every_parameter_and_the_last_layer() -> None:
@@ -112,7 +96,7 @@ def test_the_openers_take_the_joined_names() -> None:
         (
             ["pre-ln", "sas-p"],
             {"depth": 3},
-            "depth: 3 layers are no whole number of turns through 2",
+            "depth: 3 layers are not a multiple of 2 blocks",
         ),
         ([], {}, "block: expected a preset's name or a BlockConfig, got"),
         (["pre-ln", 3], {}, "block: expected a preset's name or a BlockConfig, got 3"),

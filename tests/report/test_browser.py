@@ -54,6 +54,10 @@ def view(request, browser):
     browser.get_log("browser")
     browser.get_log("performance")
     open_page(browser, page, width)
+    first = browser.execute_script(
+        "return document.querySelector('.card').getBoundingClientRect().top"
+    )
+    browser.execute_script("document.querySelectorAll('details').forEach(each => each.open = true)")
     messages = browser.get_log("browser")
     requests = list(requested(browser.get_log("performance")))
     screenshot(browser, page.parent / f"page-{width}.png")
@@ -61,6 +65,7 @@ def view(request, browser):
         driver=browser,
         run=browser.execute_script,
         width=width,
+        first=first,
         messages=messages,
         requests=requests,
     )
@@ -102,11 +107,15 @@ def test_every_figure_is_drawn_and_large_enough(view) -> None:
         """return [...document.querySelectorAll('.card img')].map(each =>
             [each.complete, each.naturalWidth, each.naturalHeight, each.width / each.naturalWidth])"""
     )
-    assert len(drawn) == 4
+    assert len(drawn) == 5
     for complete, width, height, shown in drawn:
         assert complete
         assert min(width, height) > 200
         assert shown >= SHRUNK
+
+
+def test_the_first_picture_is_on_the_first_screen(view) -> None:
+    assert view.first < (600 if view.width > 400 else 900)
 
 
 def test_figures_fit_into_their_card_on_a_phone_too(view) -> None:
@@ -114,7 +123,7 @@ def test_figures_fit_into_their_card_on_a_phone_too(view) -> None:
         """return [...document.querySelectorAll('.card')].map(card =>
             [card.tabIndex, getComputedStyle(card).overflowX, card.scrollWidth - card.clientWidth])"""
     )
-    assert cards == [[0, "auto", 0]] * 4
+    assert cards == [[0, "auto", 0]] * 5
 
 
 def test_the_page_does_not_scroll_sideways(view) -> None:
@@ -184,7 +193,7 @@ def test_all_blocks_are_seen_on_a_phone(browser, tmp_path) -> None:
         (folder / name).write_text(draw_blocks(blocks, columns))
         open_page(browser, write_report(folder), 390)
         wide, shown, inside, over = browser.execute_script(
-            """const img = document.querySelector('.card img'), card = img.closest('.card');
+            """const img = document.querySelector('img[alt^="The blocks"]'), card = img.closest('.card');
             return [img.naturalWidth, img.width / img.naturalWidth, card.clientWidth - img.width,
                     card.scrollWidth - card.clientWidth]"""
         )
@@ -241,7 +250,7 @@ def test_figures_fit_on_paper_and_are_dark_on_white(browser, page) -> None:
         )
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-    assert shown == [[True, "none"]] * 4
+    assert shown == [[True, "none"]] * 5
 
 
 @pytest.mark.usefixtures("blank")

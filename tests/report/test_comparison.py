@@ -112,3 +112,19 @@ def test_the_first_that_was_not_finite_is_the_cause(tmp_path: Path) -> None:
     well, lost = compared(made, tmp_path).rows
     assert (well.causes, well.diverged, well.end) == ({}, (), math.inf)
     assert (lost.causes, lost.diverged, lost.end) == ({3: "gradients"}, (3,), 210)
+
+
+def test_the_gap_is_the_mean_of_differences_of_equal_seeds_and_steps(tmp_path: Path) -> None:
+    made = Folder(presets=("pre-ln", "sas"), seeds=(0, 1), layers=1)
+    for line in made.metrics:
+        if line["split"] == "validation":
+            ahead = (0.1, 0.3)[line["seed"]] if line["preset"] == "sas" else 0.0
+            line["loss"] = 5.0 + 2 * line["seed"] - ahead
+    gap, *_ = all_figures(compared(made, tmp_path))
+    ((line,),) = (panel.series for panel in gap.plots)
+    assert (gap.name, line.name) == ("gap", "sas")
+    assert line.y == pytest.approx((-0.2,) * len(line.y))
+    assert line.error == pytest.approx((0.1,) * len(line.y)), (
+        "of the differences, not of the losses"
+    )
+    assert gap.title.endswith("sas -0.200")

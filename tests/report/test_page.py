@@ -15,7 +15,7 @@ from tests.report.few_pictures import draw_only
 from tests.report.folders import Folder
 
 HOSTILE = "<script>alert('x')</script>"
-NAMES = {"heterogeneity", "curvature", "loss-steps", "loss-seconds"}
+NAMES = {"gap", "heterogeneity", "curvature", "loss-steps", "loss-seconds"}
 
 
 class Tags(HTMLParser):
@@ -239,7 +239,9 @@ def test_the_headline_tells_losses_with_what_seeds_allow(tmp_path, seeds, apart)
             row["value"] = 3 + above + 0.1 * int(row["seed"])
     loss, *_ = headline(load_results(made.write(tmp_path)))
     if len(seeds) == 1:
-        assert loss.endswith("of pre-ln is 3.00 nats per token; sas ends 0.500 above (one seed).")
+        assert loss.endswith(
+            "of pre-ln is 3.00 nats per token; sas ends 0.500 above (one seed, so no ranking)."
+        )
     else:
         told = "ends 0.50 ± 0.08 above." if apart else "(not told apart)."
         assert re.search(r"is 3.10 ± 0.06 nats per token; sas ", loss)
@@ -261,7 +263,9 @@ def test_the_headline_speaks_of_the_blocks_that_are_measured(tmp_path) -> None:
     made.rows = [row for row in made.rows if row["preset"] != "pre-ln"]
     made.change(lambda row: row.update(value=4.0), quantity="loss", stage="final")
     loss, *uneven = headline(load_results(made.write(tmp_path)))
-    assert loss.endswith("of sas is 4.00 nats per token; sas-p ends there too (one seed).")
+    assert loss.endswith(
+        "of sas is 4.00 nats per token; sas-p ends there too (one seed, so no ranking)."
+    )
     assert len(uneven) == 2
     assert all("of sas-p is" in one and "that of sas (" in one for one in uneven)
 

@@ -10,10 +10,14 @@ from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -47,12 +51,21 @@ MODELS = {
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
     "bert": lambda: BertForMaskedLM(BertConfig(**SIZES)),
 }
+WIDE = GROUPED | {"head_dim": 4, "sliding_window": 3, "pad_token_id": 0}
+BENT = {  # sdpa has neither
+    "softcap": lambda: Gemma2ForCausalLM(Gemma2Config(**WIDE, attn_logit_softcapping=0.7)),
+    "sinks": lambda: GptOssForCausalLM(
+        GptOssConfig(
+            **WIDE, num_local_experts=2, num_experts_per_tok=1, experts_implementation="eager"
+        )
+    ),
+}
 REAL = torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 1]])
 BATCH = {"input_ids": torch.randint(0, 29, (2, 7)), "attention_mask": REAL}
 
 
 def built(name: str, function: str = "sdpa") -> PreTrainedModel:
-    model = MODELS[name]().double().eval()
+    model = {**MODELS, **BENT}[name]().double().eval()
     model.set_attn_implementation(function)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -86,7 +99,8 @@ def expected(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[Tensor]:
         entropies = torch.special.entr(a).sum(-1)
         means = torch.einsum("bhts,bsd->bhtd", a, x)
         apart = (x[:, None, None] - means[:, :, :, None]).square().sum(-1)
-        moments = (a * apart).sum(-1)
+        of_sink = (1 - a.sum(-1)) * means.square().sum(-1)  # its vector is zero
+        moments = (a * apart).sum(-1) + of_sink
         found.append(
             torch.stack([one.transpose(1, 2)[real].mean(0) for one in (entropies, moments)])
         )
@@ -98,8 +112,8 @@ def test_heads_are_those_of_eager_weights(monkeypatch: pytest.MonkeyPatch) -> No
     # eager functions of transformers round their weights to float32, whatever the model's dtype
     monkeypatch.setattr(nn.functional, "softmax", lambda x, dim, dtype=None: x.softmax(dim))
     own = AttentionInterface.get_interface
-    for name in MODELS:
-        for function in ("sdpa", "eager", "second_order"):
+    for name in (*MODELS, *BENT):
+        for function in ("sdpa", "eager", "second_order") if name in MODELS else ("eager",):
             model = built(name, function)
             found = propagate(model, BATCH, jacobian_steps=0)
             assert model.config._attn_implementation == function

@@ -19,7 +19,7 @@ TOKENS = 20_000
 def windows(monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, ...]:
     """The four sets, of a text whose tokens are all different."""
     monkeypatch.setattr(running, "encoded", lambda *_: np.arange(TOKENS))
-    monkeypatch.setattr(running, "template_start", lambda _: [])
+    monkeypatch.setattr(running, "template_start", lambda *_: [])
     config = SimpleNamespace(vocab_size=TOKENS)
     model = SimpleNamespace(config=config, device="cpu")
     settings = SimplifySettings(sequences=8, fitted=8, tokens=16)
@@ -44,12 +44,18 @@ def test_the_final_figure_is_measured_on_the_last_tenth(
     small = [tokens[:4] % 37 for tokens in windows]
     model = hb.build("pre-ln", depth=2, width=16, heads=2, vocab_size=40, context=16)
     monkeypatch.setattr(running, "text_parts", lambda *_: tuple(small))
-    saved = SimpleNamespace(name="m", tokenizer=lambda **_: SimpleNamespace())
+    saved = SimpleNamespace(name="m", licence=None, tokenizer=lambda **_: SimpleNamespace())
     monkeypatch.setattr(running.models, "load_saved", lambda *_: (model, saved))
     monkeypatch.setattr(running, "documents_of", lambda _: [])
-    monkeypatch.setattr(running, "template_start", lambda _: [])
+    monkeypatch.setattr(running, "start_words", lambda *_: "")
     monkeypatch.setattr(running, "_save", lambda *_: None)
-    measured, held = [], running.Held
+    measured, held, healed, heal = [], running.Held, [], running.heal
+
+    def healing(made: Any, original: Any, text: torch.Tensor, **more: Any) -> Any:
+        healed.append(text)
+        return heal(made, original, text, **more)
+
+    monkeypatch.setattr(running, "heal", healing)
 
     def note(given: Any, tokens: torch.Tensor, *more: Any) -> Any:
         measured.append(tokens)
@@ -61,6 +67,8 @@ def test_the_final_figure_is_measured_on_the_last_tenth(
     )
     assert not torch.equal(small[1], small[2])
     assert torch.equal(measured[-1], small[2])
+    (text,) = healed  # and healed on the training text alone
+    assert torch.equal(text, small[3])
 
 
 def test_the_cache_counts_heads_of_keys_not_of_queries() -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hessblocks.statistics.heterogeneity import Numbers
+from hessblocks.statistics import Numbers
 from tests.linalg.coverage import LEVELS
 
 DRAWS = 1000

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hessblocks.linalg import norm_from_squares
-from hessblocks.statistics.heterogeneity import log_ratio
+from hessblocks.statistics import log_ratio
 from tests.linalg.coverage import LEVELS
 from tests.statistics.simulated import NOMINAL, Simulated, norms, simulated, spread_over, squares
 

@@ -201,6 +201,16 @@ def test_more_layers_than_the_weights_have_are_refused_before_they_are_made(
         Saved.at(str(folder))
 
 
+def test_a_vocabulary_larger_than_the_number_of_tensors_passes(tmp_path: Path) -> None:
+    save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
+    sizes = {"vocab_size": 128_256, "hidden_size": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    check_model_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "hidden_size": -1}))
+    with pytest.raises(RunError, match="hidden_size: expected a number from 0 on, got -1"):
+        check_model_folder(tmp_path)
+
+
 def test_some_layers_more_than_tensors_pass(tmp_path: Path) -> None:
     """Layers may share their weights."""
     save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")

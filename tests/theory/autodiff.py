@@ -144,6 +144,9 @@ def attention_output(
             queries, keys = (_turned(each, *arguments["rotary"]) for each in (queries, keys))
         scale = (1.0 if one_matrix else head_width**0.5) * arguments.get("temperature", 1.0)
         scores = queries @ keys.mT / scale
+        if (bias := arguments.get("bias")) is not None:
+            scores = scores + bias[h]
+            uniform = bias[h].masked_fill(~permitted, -torch.inf).softmax(-1)
         if arguments.get("scores", "softmax") == "softmax":
             attention = scores.masked_fill(~permitted, -torch.inf).softmax(-1)
         else:

@@ -45,6 +45,8 @@ class Case:
     """RMS norms of queries or keys in each head; fixed norms have nothing to train."""
     temperature: float = 1.0
     """Further divisor of the scores."""
+    biased: bool = False
+    """Whether numbers are added to the scores."""
     gains: bool = False
     """Whether attention is shaped."""
     loss: Literal["squared", "matrix", "factor"] = "squared"
@@ -104,6 +106,9 @@ CASES = (
     replace(_SHAPED, name="temperature", temperature=0.5, heads=3, value=2, out=3, loss="matrix"),
     Case(name="temperature, linear scores", temperature=3.0, scores="linear", mask="causal"),
     Case(name="temperature, one matrix", temperature=0.5, query_key="one-matrix", loss="factor"),
+    Case(name="bias, heads", biased=True, heads=2, value=2, out=3, mask="causal", loss="matrix"),
+    Case(name="bias, one matrix", biased=True, query_key="one-matrix", temperature=2.0),
+    replace(_SHAPED, name="bias, shaped", biased=True, loss="factor"),
     Case(name="zero query weights", special="zero query", gains=True, mask="causal"),
     Case(name="zero value weights", special="zero value", mask="causal"),
     Case(name="one-hot attention", special="one-hot"),
@@ -148,6 +153,7 @@ def arguments(
         "rotary": _rotary(case, draw) if case.turned else None,
         **_norms(case, draw),
         "temperature": case.temperature,
+        **({"bias": draw(case.heads, case.tokens, case.tokens)} if case.biased else {}),
         "gains": tuple(1 + draw(case.heads) / 4 for _ in range(3)) if case.gains else None,
     }
     out = case.heads * value if case.out is None else case.out

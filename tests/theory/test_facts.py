@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hessblocks.errors import ArgumentError
 from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
 from tests.theory.autodiff import attention_output
@@ -129,3 +130,46 @@ def test_the_third_moment_is_the_slope_of_the_second_along_the_scores() -> None:
         _, slope = torch.func.jvp(second, (query[n],), (direction[0, n],))
         torch.testing.assert_close(found.moments.second[0, 0, n], second(query[n]))
         torch.testing.assert_close(found.moments.third[0, 0, n], slope)
+
+
+def test_a_sink_is_a_token_of_zeros_with_its_score_as_bias() -> None:
+    """GPT-OSS: each row's softmax has one more entry, which has no value."""
+    made = arguments(Case(name="sink", heads=2, value=2, out=3, mask="causal", loss="factor"))
+    sinks = torch.tensor([0.7, -1.2], dtype=torch.float64)
+    x, tokens = made["x"], made["x"].shape[1]
+
+    def output(w_query: Tensor, w_key: Tensor, w_value: Tensor, w_out: Tensor) -> Tensor:
+        scores = (x[:, None] @ w_query) @ (x[:, None] @ w_key).mT / w_key.shape[2] ** 0.5
+        scores = scores.masked_fill(~torch.ones(tokens, tokens).bool().tril(), -torch.inf)
+        column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        attention = torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
+        return (attention @ (x[:, None] @ w_value) @ w_out).sum(1)
+
+    weights = [made[name] for name in ("w_query", "w_key", "w_value", "w_projection")]
+    sizes = [weight.numel() for weight in weights]
+
+    def flat(theta: Tensor) -> Tensor:
+        pieces = zip(theta.split(sizes), weights, strict=True)
+        return output(*(piece.view_as(weight) for piece, weight in pieces))
+
+    theta = torch.cat([weight.flatten() for weight in weights])
+    factor, gradient = made["curvature_factor"], made["gradient"]
+    moved = torch.func.jacrev(lambda t: factor @ flat(t)[..., None])(theta).flatten(0, -2)
+    bent = torch.func.hessian(lambda t: (gradient * flat(t)).sum())(theta)
+
+    mask = torch.ones(tokens + 1, tokens + 1).bool().tril()
+    mask[:, -1] = True
+    bias = torch.zeros(2, tokens + 1, tokens + 1, dtype=torch.float64)
+    bias[..., -1] = sinks[:, None]
+    longer = {
+        name: torch.nn.functional.pad(made[name], (*[0, 0] * (made[name].ndim - 2), 0, 1))
+        for name in ("x", "gradient")
+    }
+    longer["curvature_factor"] = torch.cat([factor, torch.zeros_like(factor[:, :1])], dim=1)
+    found = attention_hessian(**{**made, **longer, "mask": mask, "bias": bias})
+    for part, expected in (("outer", moved.T @ moved), ("functional", bent)):
+        torch.testing.assert_close(found.dense(part), expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ArgumentError, match=r"bias: expected shape \(2, 5, 5\)"):
+        attention_hessian(**{**made, **longer, "mask": mask, "bias": bias[:1]})
+    with pytest.raises(ArgumentError, match="bias: expected None with scores='linear'"):
+        attention_hessian(**{**made, **longer, "mask": mask, "bias": bias, "scores": "linear"})

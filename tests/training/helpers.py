@@ -110,7 +110,7 @@ class _Killed(Progress):
 def killed_at_step(work: Callable[[Progress], object], step: int) -> None:
     """Train in a process that is killed when it tells of this step."""
     process = in_process_of_its_own(lambda: work(_Killed(step)) and None)
-    process.join(60)
+    process.join(600)
     assert process.exitcode == -signal.SIGKILL
 
 
@@ -136,7 +136,7 @@ def killed_at_write(work: Callable[[], None], moment: int) -> bool:
         work()
 
     process = in_process_of_its_own(doomed)
-    process.join(60)
+    process.join(600)
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0
 

@@ -177,7 +177,7 @@ def test_a_killed_run_goes_on_with_the_same_digits(
         ({"optimiser": "adma"}, "--optimiser: 'adma' is unknown; did you mean 'adamw'"),
         ({"schedule": "cosin"}, "--schedule: 'cosin' is unknown; did you mean 'cosine'"),
         ({"momentum": 1.0}, "momentum: expected 0 or more, below 1, got 1.0"),
-        ({"optimiser": "sgd", "rates": "width"}, "--rates: those by the width are for steps"),
+        ({"optimiser": "sgd", "rates": "width"}, "--rates: rates by width are known for adamw"),
         ({"accumulate": 0}, "--accumulate: expected a whole number of at least 1"),
     ],
 )

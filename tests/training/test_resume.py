@@ -65,7 +65,7 @@ def test_killed_at_ten_random_moments_it_ends_with_the_same_numbers(
         process = in_process_of_its_own(partial(complete, corpus, out))
         time.sleep(draw.uniform(0.05, 0.2))
         process.kill()
-        process.join(60)
+        process.join(600)
     complete(corpus, out)
     assert numbers(out) == numbers(undisturbed)
     assert files(out) == files(undisturbed)

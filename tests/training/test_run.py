@@ -1,7 +1,6 @@
 """One run against a training loop written out by hand, and what it leaves behind."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,28 +149,6 @@ def test_the_saved_model_generates_text(finished: tuple[RunFolder, list[ResultRo
     text = tokenizer.decode(model.generate(**prompt, max_new_tokens=4, do_sample=False)[0])
     assert text.startswith("def ")
     assert model.config.use_cache
-
-
-def test_the_card_of_a_trained_model_tells_of_its_training_and_runs(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = settings()
-    folder, rows = run(corpus, tmp_path / "out", chosen)
-    card = (folder.model / "README.md").read_text(encoding="utf-8")
-    told = dict(re.findall(r"^\| (\w.*) \| (.*) \|$", card, flags=re.MULTILINE))
-    assert told["data"] == f"{corpus.name}, SHA-256 {corpus.fingerprint[:16]}..."
-    assert told["updates"] == "12 of 4 sequences of 16 tokens"
-    losses = {row.stage: row.value for row in rows if row.quantity == "loss"}
-    assert told["validation loss before"] == f"{losses['initial']:.4f} nats per token"
-    assert told["validation loss after"] == f"{losses['final']:.4f} nats per token"
-    (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
-    monkeypatch.chdir(folder.model)
-    found: dict[str, torch.Tensor] = {}
-    exec(compile(code, "README.md", "exec"), found)
-    assert found["tokens"].shape[1] > 8
-    assert str(tmp_path) not in card
-    (folder.model / "README.md").write_text("Mine.")
-    assert list(Run(chosen, prepare(chosen, corpus), folder, Progress()).complete()) == rows
 
 
 def test_no_path_user_or_host_is_written_down(

@@ -1,5 +1,4 @@
 """Known architectures: parameter names, fused weights, the last layer, names in our models."""
 
-from hessblocks.architectures.packing import Heads, Span, heads_of, thirds
-from hessblocks.architectures.rules import Rule
+from hessblocks.architectures.rules import Heads, Rule, Span, heads_of, thirds
 from hessblocks.architectures.table import ARCHITECTURES, OURS, Architecture, usual_rules

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hessblocks.architectures.packing import interleaved, stacked, thirds
-from hessblocks.architectures.rules import HEAD, Rule, rules_of
+from hessblocks.architectures.rules import HEAD, Rule, interleaved, rules_of, stacked, thirds
 
 
 @dataclass(frozen=True, kw_only=True)

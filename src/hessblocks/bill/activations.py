@@ -223,7 +223,7 @@ def activation_changes(
     Args:
         model: any model.
         patterns: patterns of modules' names, such as `"*.down_proj"`; none: all linear modules but
-            the head.
+            the head, which a pattern may name.
         bits: bits of a symmetric grid with a scale per token, such as `(8, 4)`; or names of
             formats, or `hb.Format`s.
 
@@ -244,7 +244,8 @@ def activation_changes(
     widths = {
         name: module.weight.shape[0 if type(module).__name__ == "Conv1D" else 1]
         for name, module in model.named_modules()
-        if module is not head and getattr(getattr(module, "weight", None), "ndim", 0) == 2
+        if patterns or module is not head
+        if getattr(getattr(module, "weight", None), "ndim", 0) == 2
         if not isinstance(module, nn.Embedding)
     }
     for pattern in patterns:
@@ -314,8 +315,8 @@ def check_places(problem: Problem, changes: Iterable[ActivationChange]) -> None:
         padded = isinstance(mask, Tensor) and (mask.ndim != 2 or not mask.bool().all())
         if padded or batch.keywords.get("position_ids") is not None:
             raise ArgumentError(
-                f"batches: {name!r} goes by the place of a token, and a batch has padding or "
-                "positions of its own; give whole windows of text, or round per token"
+                f"batches: {name!r} needs each token's position, and a batch has padding or "
+                "position_ids; give full windows of text without them, or round per token"
             )
 
 

@@ -199,8 +199,8 @@ class Bill(Tabular, Mapping[str, Price]):
         sums = [getattr(one.loss, "reduction", "") == "sum" for one in (problem, self.problem)]
         if held_out is not None and any(sums):
             raise ArgumentError(
-                "held_out: a loss with reduction='sum' grows with its data, and the forecasts are "
-                "for those of the bill; price a mean, or check on the bill's own data"
+                "held_out: a loss with reduction='sum' grows with the amount of data, so forecasts "
+                "hold for the bill's own alone; price a mean, or leave held_out out"
             )
         losses = [form_of(self.problem.model, p.loss) for p in (problem, self.problem)]
         if losses[0] != losses[1]:
@@ -455,7 +455,8 @@ def price(
             better standard error over text than few long ones.
         changes: name → mapping from parameter names to new tensors, or to functions of the old
             tensors; or the result of `change_each`.
-        samples: fewest sampled gradients; if there are more rows, one gradient per row.
+        samples: fewest sampled gradients. Each is on a whole number of rows, so that more rows may
+            take up to twice as many: 32 samples are 63 for 63 rows, and 32 for 64.
         seed: seed of the signs.
         form: `mixture`, the default, computes the full form too, and weighs it against the diagonal
             where changes round. `diagonal`, the default if all changes are of formats
@@ -515,8 +516,9 @@ def price(
             raise ArgumentError("form: only changes that round can be priced by the diagonal alone")
         names = dict.fromkeys(name for change in found for name in change.new)
         moments = form == "moments"
-        diagonal = Diagonal(problem, [*names], samples=samples, seed=seed, moments=moments)
-        own, draws, sizes = diagonal.price(found)
+        own, draws, sizes = Diagonal(
+            problem, [*names], samples=samples, seed=seed, moments=moments
+        ).price(found)  # not kept: it holds tensors of all weights
         named = {change.name: change for change in own}
         bill = Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
         return bill.with_secants()

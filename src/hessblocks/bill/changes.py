@@ -18,6 +18,7 @@ from hessblocks.curvature import (
     Problem,
     checksums,
     plain_model,
+    plain_name,
     whole,
 )
 from hessblocks.errors import ArgumentError
@@ -121,7 +122,9 @@ class Change:
                 )
             found = found.detach().to(old)
             if not found.isfinite().all():
-                raise ArgumentError(f"changes: {self.name!r}: {name!r} would not be finite")
+                raise ArgumentError(
+                    f"changes: {self.name!r}: {name!r} would become nan or infinite"
+                )
             yield name, found
 
     def check_same(self, name: str, delta: Float[Tensor, "..."]) -> None:
@@ -134,9 +137,9 @@ class Change:
         far = abs(found - self.noted.setdefault(name, found))
         if far and far > ALIKE * float(delta.norm()):
             raise ArgumentError(
-                f"changes: {self.name!r}: {name!r} now changes otherwise than when it was priced; "
-                "give a function without randomness, and price again where a tensor or a model "
-                "that it is made of was written"
+                f"changes: {self.name!r}: the change of {name!r} differs from the one that was "
+                "priced; give a function without randomness, and price again after writing to "
+                "tensors or models that it uses"
             )
 
     def relative_size(self, parameters: Mapping[str, Float[Tensor, "..."]]) -> float:
@@ -210,8 +213,8 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
         )
     if len(hows := {edit.how for edit in edits}) < len(edits):
         raise ArgumentError(
-            f"change_each: expected edits that differ in what they are called, got {len(edits)} "
-            f"called {'; '.join(hows)}; call change_each for each of them, and name the changes"
+            f"change_each: expected edits with different names, got {len(edits)} edits with the "
+            f"names {'; '.join(hows)}; call change_each once per edit, and rename the changes"
         )
     tables = _tables(where) if isinstance(where, nn.Module) else set()
     own = {edit.how: _fitting(edit, places, tables) for edit in edits}
@@ -331,6 +334,7 @@ def _own(problem: Problem, name: str, new: Any) -> Change:
             f"changes: {name!r}: expected new tensors or functions by parameter name, got {new!r}"
         )
     parameters = dict(problem.model.named_parameters())
+    new = {one if one in parameters else plain_name(one): value for one, value in new.items()}
     for parameter in new:
         _check_parameter(problem, name, parameter)
     edits = {value if isinstance(value, Edit) else None for value in new.values()}

@@ -66,7 +66,7 @@ class Diagonal(Ledger):
         """Add the squares of a sample, and multiply it with the reference."""
         parameters, numbers, pairs = self.problem.parameters, [], []
         for name, square in self.squares.items():
-            found = gradients[name]
+            found = gradients.pop(name)  # so that a product takes the place of its gradient
             gradient = torch.zeros_like(square) if found is None else found.to(square.dtype)
             square.addcmul_(gradient, gradient, value=share)
             product = gradient.mul(parameters[name].detach()).flatten()

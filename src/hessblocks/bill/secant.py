@@ -8,7 +8,7 @@ share of it, K(t) measured divergence of tΔ.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,8 @@ PASSES = 4
 NOT_MEASURED = "the way to it could not be measured"
 LEAST = 1e-9
 """Divergence in nats per token below which rounding errors of float32 may decide."""
+LEAST_WITH_CHOICES = 1e-5
+"""The same in a model that chooses, where one choice that flips on other text may decide."""
 CHOICES = ("topk", "sort", "argmax", "argmin", "kthvalue", "round", "multinomial", "bucketize")
 """Operations whose result jumps with their input."""
 _NUMBER = re.compile(r"\d+")
@@ -90,41 +92,47 @@ def secants(
         Name → why its forecast is not trusted, for each change whose role and edit are those of a
         change that grows otherwise.
 
-    Cost: two forward passes for each role and edit, over a few rows; over all rows, if the
-        model makes choices.
+    Cost: two forward passes for each role and edit, over a few rows; over all rows, if the model
+        makes choices. Of storage formats the coarsest of a role, and a finer one where it fails.
     """
-    classes: dict[tuple[str, str], list[str]] = {}
-    for name, change in changes.items():
-        if prices[name].trusted and prices[name].relative_size:
-            kind = _NUMBER.sub("N", change.place), change.how
-            classes.setdefault(kind, []).append(name)
-    if not classes:
+    queues: dict[tuple[str, str], dict[str, list[str]]] = {}
+    trusted = [name for name in changes if prices[name].trusted and prices[name].relative_size]
+    for name in sorted(trusted, key=lambda name: -prices[name].relative_size):
+        change = changes[name]
+        kind = _NUMBER.sub("N", change.place), "" if change.format else change.how
+        queues.setdefault(kind, {}).setdefault(change.how, []).append(name)
+    if not queues:
         return {}
     choosing = chooses(problem)
-    unmeasured = {name: NOT_MEASURED for names in classes.values() for name in names}
+    unmeasured = dict.fromkeys(trusted, NOT_MEASURED)
     if problem.sharded or problem.processes.shard:  # no process has all weights or all rows
         return unmeasured if choosing else {}
-    first = [names[0] for names in classes.values()]
     shares = (*SHARES, BEYOND) if choosing else SHARES
-    sets = [[_scaled(changes[name], t)] for name in first for t in shares]
-    several = [prices[name] for name in first for _ in shares]
     more = {"pieces": PASSES} if choosing else {"most_passes": PASSES}
-    try:
-        found = measure(problem, several, sets, held_out=False, **more)
-    except (ArgumentError, RunError):  # of a change that is random, or leaves the numbers
-        return unmeasured
     outside: dict[str, str] = {}
-    for number, names in enumerate(classes.values()):
-        measured = found.measured[number * len(shares) :]
-        scaled = {t: m.value / t**2 for t, m in zip(shares, measured, strict=False)}
-        forecast = prices[names[0]].forecast.value
-        if reason := _reason(forecast, scaled, choosing=choosing):
-            outside |= dict.fromkeys(names, reason)
+    while queues:
+        alike = [edits.pop(next(iter(edits))) for edits in queues.values()]
+        firsts = [names[0] for names in alike]
+        several = [prices[name] for name in firsts for _ in shares]
+        try:
+            sets = [[part] for name in firsts for part in _parts(problem, changes[name], shares)]
+            found = measure(problem, several, sets, held_out=False, **more).measured
+        except (ArgumentError, RunError):  # of a change that is random, or leaves the numbers
+            return unmeasured
+        passed = []
+        for kind, names in zip(queues, alike, strict=True):
+            measured, found = found[: len(shares)], found[len(shares) :]
+            scaled = {t: m.value / t**2 for t, m in zip(shares, measured, strict=True)}
+            rounds = changes[names[0]].format is not None
+            reason = _reason(prices[names[0]].forecast.value, scaled, choosing, rounds)
+            outside |= dict.fromkeys(names, reason) if reason else {}
+            passed += [] if reason or choosing else [kind]  # finer formats grow as coarser ones do
+        queues = {kind: left for kind, left in queues.items() if left and kind not in passed}
     return outside
 
 
-def _reason(forecast: float, scaled: Mapping[float, float], *, choosing: bool) -> str:
-    """Say how K(t) / t² differs from a constant; empty if it does not."""
+def _reason(forecast: float, scaled: Mapping[float, float], choosing: bool, rounds: bool) -> str:
+    """Say how K(t) / t² differs from a constant or the forecast; empty if it does not."""
     whole, limit = scaled[1.0], FAR_WITH_CHOICES if choosing else FAR
     if whole < LEAST and not choosing:
         return ""
@@ -132,9 +140,20 @@ def _reason(forecast: float, scaled: Mapping[float, float], *, choosing: bool) -
         if not whole / limit <= value <= whole * limit:
             times = f"{value / whole:.2g} times" if whole else "not"
             return f"KL of {t:g} of the change is {times} what a quadratic has"
+    if choosing and whole < LEAST_WITH_CHOICES:
+        return f"one choice that flips on other text may cost more than its {whole:.2g} nats"
     if choosing and not whole / limit <= forecast <= whole * limit:
         return f"the model makes choices, and its KL was {whole:.2g} nats on the same text"
+    if rounds and whole > limit * forecast:
+        return f"its KL was {whole / forecast:.2g} times the forecast on the same text"
     return ""
+
+
+def _parts(problem: Problem, change: Change, shares: Sequence[float]) -> Iterator[Change]:
+    """Make shares of a change; of a storage format, packing once for all passes."""
+    if change.format:
+        change = replace(change, new=dict(change.made(problem.parameters)))
+    return (_scaled(change, t) for t in shares)
 
 
 def _scaled(change: Change, t: float) -> Change:

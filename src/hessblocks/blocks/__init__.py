@@ -8,6 +8,7 @@ from hessblocks.blocks.block_config import (
     UnfitPartsError,
     check_positive,
     part_of,
+    placed,
     slot_pairs,
     with_slots,
 )

@@ -121,6 +121,15 @@ def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
     return new
 
 
+def placed(block: BlockConfig, slots: Slots, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the position that slots set to fields, so that sizes are checked with that one alone."""
+    own = [pair for pair in slot_pairs(slots) if pair[0].partition(".")[0] == "position"]
+    if not own:
+        return dict(fields)
+    given = {name: value for name, value in fields.items() if name == "position"}
+    return {**fields, "position": with_slots(block.replace(**given), own).position}
+
+
 def slot_pairs(slots: Slots) -> list[tuple[str, Any]]:
     """Convert slots of any form to pairs of path and value.
 

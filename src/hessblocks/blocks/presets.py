@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hessblocks.blocks.attention import Attention
-from hessblocks.blocks.block_config import SIZES, BlockConfig, Slots, slot_pairs, with_slots
+from hessblocks.blocks.block_config import SIZES, BlockConfig, Slots, placed, slot_pairs, with_slots
 from hessblocks.blocks.block_fields import OVER_WIDTH
 from hessblocks.blocks.gains import Branch, Shaping
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import NoNorm, RMSNorm
 from hessblocks.blocks.parts import BlockPart
-from hessblocks.blocks.positions import RotaryPosition
 from hessblocks.blocks.weights import FAN_IN, FIXED, GAIN, Dense, Identity, Reparametrised
 from hessblocks.errors import ArgumentError, check_name
 
@@ -87,7 +86,6 @@ def _modern(block: BlockConfig) -> BlockConfig:
         key_value_heads=grouped,
         # 3 matrices with 8/3 · width hidden units have as many weights as 2 with 4 · width
         mlp_width=block.mlp_width or 8 * block.width // 3,
-        position=RotaryPosition(),
         attention=Attention(query_key_norm=RMSNorm()),
         mlp=MLP(activation="silu", gated=True),
     )
@@ -159,15 +157,17 @@ def preset(
         sizes = {}
     changed = {path: value for path, value in edits if path in SIZES[1:]}
     sizes |= {path: int(text) if text.isdigit() else text for path, text in changed.items()}
-    if base in others:
-        block = others[base].replace(**sizes, **fields)
-    else:
-        position = {"position": fields["position"]} if "position" in fields else {}
-        _, edit = _PRESETS[base]
-        block = edit(BlockConfig().replace(**sizes, **position)).replace(**fields)
-    rest = [pair for pair in edits if pair[0] not in changed]
+    rest = [*slot_pairs(slots), *(pair for pair in edits if pair[0] not in changed)]
     try:
-        return with_slots(with_start(block, start), [*slot_pairs(slots), *rest])
+        block = others.get(base, BlockConfig())
+        fields = placed(block, rest, fields)
+        if base in others:
+            block = block.replace(**sizes, **fields)
+        else:
+            position = {"position": fields["position"]} if "position" in fields else {}
+            _, edit = _PRESETS[base]
+            block = edit(block.replace(**sizes, **position)).replace(**fields)
+        return with_slots(with_start(block, start), rest)
     except ArgumentError as error:
         if not edits:
             raise

@@ -11,6 +11,7 @@ from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.positions import ALiBiPosition, RotaryPosition
 from hessblocks.blocks.weights import FIXED, TIED, Dense, Shared, Weight
+from hessblocks.settings import heads_refusal
 
 BlockRule = Callable[[BlockFields], Iterator[str]]
 NO_GRADIENT = "exclude each other: neither would ever get a gradient"
@@ -25,13 +26,8 @@ def first_refusal(block: BlockFields) -> str | None:
 
 
 def _heads(block: BlockFields) -> Iterator[str]:
-    if block.head_width is None and block.width % block.heads:
-        divisors = [h for h in range(1, block.width + 1) if block.width % h == 0]
-        nearest = sorted(divisors, key=lambda h: abs(h - block.heads))[:2]
-        yield (
-            f"heads: {block.heads} heads do not divide the width {block.width}; "
-            f"use {' or '.join(map(str, sorted(nearest)))} heads"
-        )
+    if block.head_width is None and (refusal := heads_refusal(block.width, block.heads)):
+        yield refusal
     if block.heads % block.resolved_key_value_heads:
         yield f"key_value_heads: {block.key_value_heads} does not divide the {block.heads} heads"
 

@@ -109,10 +109,21 @@ def mix_causally(
         The mixed values, in the shape of `values`.
     """
     x_BTD, (alpha, beta, gamma) = _flat(values), _wide(gains, values)
+    if in_one_kernel(values):  # γ goes into the sum, so that the backward pass needs no sums
+        wide = torch.promote_types(x_BTD.dtype, torch.float32)
+        weighted = x_BTD if counting.allowed is None else x_BTD * counting.allowed
+        means = (gamma * weighted).cumsum(dim=1, dtype=wide) / counting.counts
+        mixed = alpha * x_BTD + beta * _flat(attended) - means
+        return _heads(mixed.to(x_BTD.dtype), values)
     shaped = torch.addcmul(alpha * x_BTD, beta, _flat(attended))
     sums = _sums(x_BTD if cached is values else _flat(cached), counting)
     shaped = torch.addcmul(shaped, gamma / counting.counts, sums, value=-1).to(shaped.dtype)
     return _heads(shaped, values)
+
+
+def in_one_kernel(values: Tensor) -> bool:
+    """Tell whether `torch.compile` makes one kernel of running sum, gains and mixing (on CUDA)."""
+    return values.is_cuda and torch.compiler.is_compiling()
 
 
 def centre(

@@ -59,11 +59,29 @@ def no_empty_path(_: App, __: tuple[str, ...], arguments: ArgumentCollection) ->
             raise ArgumentError(f"{_name(argument)}: expected a file or folder, got ''.")
 
 
-app = App(
+TASKS = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8"))
+"""Name → what users do, in the order of the help."""
+TITLES = dict.fromkeys(task["group"] for task in TASKS.values() if "group" in task)
+GROUPS = {title: Group(title, sort_key=rank) for rank, title in enumerate(TITLES)}
+"""Panels of the help."""
+
+
+class Completed(App):
+    """App whose completion in bash falls back to files."""
+
+    def generate_completion(self, **options: Any) -> str:
+        """Generate the script of a shell."""
+        script = super().generate_completion(**options)
+        return script.replace("complete -F", "complete -o default -F")
+
+
+app = Completed(
     name="hessblocks",
     help="Measure the loss Hessian of a transformer by weight matrix, predict what quantising it "
     "will cost, and build simpler blocks.",
     help_format="plaintext",
+    help_epilogue="Examples:\n"
+    + "\n".join(TASKS[name]["example"] for name in ("quantise", "cache", "curvature", "compare")),
     version=f"hessblocks {__version__}",
     version_flags=["--version"],
     default_parameter=Parameter(
@@ -75,7 +93,7 @@ app = App(
     exit_on_error=False,
     verbose=False,
 )
-SHELL = Group("Options", sort_key=len(COMMANDS) + 1)
+SHELL = Group("Options", sort_key=len(GROUPS) + 1)
 """Last panel of the help, after the commands."""
 for flag in ("--help", "--version"):
     app[flag].group = (SHELL,)
@@ -90,13 +108,17 @@ def show_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | None =
     print(app.generate_completion(shell=shell))
 
 
-for place, (title, commands) in enumerate(COMMANDS.items()):
-    panel = Group(title, sort_key=place)
-    for rank, (own, words_of_example) in enumerate(commands.items()):
-        example = f"Example: hessblocks {own.__name__} {words_of_example}"
-        app.command(own, group=panel, sort_key=rank, help_epilogue=example)
-OWN = {command.__name__ for commands in COMMANDS.values() for command in commands}
-"""Names of the commands of this distribution."""
+OWN = {command.__name__: command for command in COMMANDS}
+"""Commands of this distribution."""
+for rank, (name, task) in enumerate(TASKS.items()):
+    if name in OWN:
+        app.command(
+            OWN[name],
+            group=GROUPS[task["group"]],
+            sort_key=rank,
+            usage=f"Usage: hessblocks {name} {task['usage']}",
+            help_epilogue=f"Example: {task['example']}",
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -146,7 +168,7 @@ def _add_other_commands(word: str = "") -> None:
         raise ArgumentError(f"{word}: {lacking}")
     for name, command in load_all(FURTHER).items():
         if name not in app:
-            app.command(command, name=name, group=Group(f"From {STUDIES}", sort_key=len(COMMANDS)))
+            app.command(command, name=name, group=Group(f"From {STUDIES}", sort_key=len(GROUPS)))
 
 
 def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:

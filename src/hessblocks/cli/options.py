@@ -15,13 +15,12 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter, Token
 
 from hessblocks import settings
+from hessblocks.cli import checks
+from hessblocks.cli.checks import PRESETS
 from hessblocks.conventions import PARTS
 
 WORDS: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
 """Words of the present command, after `hessblocks`."""
-NAMES = "pre-ln pre-ln-zero post-ln parallel skipless v-skipinit sas sas-p sas-p-no-norm op modern"
-PRESETS = tuple(NAMES.split())
-"""Names of `hessblocks.blocks.PRESETS`, repeated here since importing that module loads torch."""
 KNOWN = {
     "preset": PRESETS,
     "presets": PRESETS,
@@ -32,6 +31,10 @@ KNOWN = {
     "curvature_groups": settings.ROLES,
 }
 """Field or parameter → shell completions; other values may be valid too."""
+CHECKS: dict[str, Callable[[Any], str]] = {
+    "data": checks.text, "also": checks.text, "merge": checks.saved, "against": checks.saved,
+}  # fmt: skip
+"""Field → check of what is typed."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,16 @@ def several(name: str) -> Parameter:
     )
 
 
+def checked(check: Callable[[Any], str], **more: Any) -> Parameter:
+    """Make the parameter of an option whose value is checked before torch is loaded."""
+
+    def validate(_: Any, value: Any) -> None:
+        if value and (refusal := check(value)):
+            raise ValueError(refusal)
+
+    return Parameter(validator=validate, **more)
+
+
 PRESETS_HELP = (
     "Names of blocks, with commas; `hessblocks presets` lists them. Brackets set fields of one "
     "block: sas[mlp.gated=true]. FILE.json is a block of your own, the output of "
@@ -96,17 +109,26 @@ RESUMES = "Run folder; a run that was stopped there is resumed."
 SAVED = (
     "A folder that save_pretrained wrote, a GGUF file, or a name in the local Hugging Face cache"
 )
-Text = Annotated[Path, Parameter(help="File or folder of text that is typical for the model.")]
-Out = Annotated[Path, Parameter(help=RESUMES)]
-Device = Annotated[str, Parameter(help="auto, cpu or cuda.", completer=completer("device"))]
+Model = Annotated[str, checked(checks.saved, name="MODEL", help=f"{SAVED}.")]
+Text = Annotated[Path, checked(checks.text, help="File or folder of text, typical for the model.")]
+Out = Annotated[Path, checked(checks.out, help=RESUMES)]
+Device = Annotated[
+    str, checked(checks.device, help="auto, cpu or cuda.", completer=completer("device"))
+]
 SeedOption = Annotated[int, within("Random seed of weights and data order.", *settings.SEED)]
 Tracker = Annotated[
     str,
-    Parameter(
+    checked(
+        checks.tracker,
         help="Experiment tracker for the losses: tensorboard, wandb, trackio or none.",
         completer=completer("report_to"),
     ),
 ]
+
+
+def out_of(command: str) -> Parameter:
+    """Make the parameter of --out whose default is named by the model or block."""
+    return checked(checks.out, help=f"{RESUMES} [default: runs/{command}]", show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,10 +199,14 @@ def _parameter(record: Any, name: str, kind: settings.FieldKind, order: float) -
     repeated, choices = kind.mark(settings.Repeated), kind.mark(settings.OneOf)
     default = getattr(record, name)
     parameter = several(name) if kind.several else Parameter(completer=completer(name))
+    if choices and kind.several:
+        parameter = Parameter.combine(parameter, Parameter(completer=Names(choices.names)))
     if kind.type in (int, int | None):
         parameter = Parameter(converter=whole)
     elif default_of := kind.mark(settings.ByOptimiser):
         parameter = Parameter(show_default=lambda _: default_of.text)
+    if name in CHECKS:
+        parameter = Parameter.combine(parameter, checked(CHECKS[name]))
     if default is False or default == ():
         parameter = Parameter.combine(parameter, Parameter(show_default=False))
     return Parameter.combine(
@@ -188,7 +214,7 @@ def _parameter(record: Any, name: str, kind: settings.FieldKind, order: float) -
         Parameter(
             name=settings.option(repeated.name if repeated else settings.prefix(record) + name),
             group=_group(record, name, order),
-            choices=choices.names if choices else None,
+            choices=choices.names if choices and not kind.several else None,
         ),
     )
 

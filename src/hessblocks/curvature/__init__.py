@@ -18,6 +18,7 @@ from hessblocks.curvature.groups import (
     overlap,
     parameter_groups,
     plain_model,
+    plain_name,
     select_groups,
     whole,
 )

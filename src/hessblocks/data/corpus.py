@@ -18,8 +18,9 @@ from torch.utils.data import Dataset
 
 from hessblocks.conventions import AnyPath
 from hessblocks.data.cache import Build, cached
-from hessblocks.data.texts import Text, pieces_of, slices_of, thinned
-from hessblocks.errors import ArgumentError
+from hessblocks.data.texts import Text, cut_runs, pieces_of, slices_of, thinned
+from hessblocks.errors import ArgumentError, in_units
+from hessblocks.settings import SMALLEST_VOCABULARY
 from hessblocks.storage import atomic_path, write_text
 
 END_OF_TEXT = "<|endoftext|>"
@@ -27,8 +28,6 @@ END_OF_TEXT = "<|endoftext|>"
 MASK, PADDING = "<|mask|>", "<|padding|>"
 SPECIAL = {"causal-lm": (END_OF_TEXT,), "masked-lm": (END_OF_TEXT, MASK, PADDING)}
 """Task → special tokens, the first entries of its vocabulary."""
-SMALLEST_VOCABULARY = 257
-"""Smallest size of a vocabulary: 256 bytes and the end of text."""
 LEARNING_CHARACTERS = 64_000_000
 """About how many characters the encoding is learnt from at most; evenly spread over the text."""
 _BATCH = 1 << 21
@@ -53,6 +52,8 @@ def learn_encoding(
 ) -> Any:
     """Learn byte-level BPE; each merge occurs at least twice in the texts.
 
+    A word of more than 8,192 characters, whose cost would be quadratic, is learnt from in pieces.
+
     Args:
         texts: texts to learn from.
         vocabulary: largest size of the vocabulary; a short text supports fewer entries.
@@ -71,7 +72,7 @@ def learn_encoding(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    slices = [[part for text in texts for part in slices_of(text)]]
+    slices = [[run for text in texts for part in slices_of(text) for run in cut_runs(part)]]
     # one batch: the trainer then needs no Python; popped, so that its memory is freed afterwards
     batches = (slices.pop() for _ in range(1))
     _run_interruptibly(lambda: encoding.train_from_iterator(batches, trainer))
@@ -216,8 +217,9 @@ class Windows(Dataset[Example]):
         """
         if len(self) < count:
             raise ArgumentError(
-                f"{option}: {count} windows of {self.context} tokens were asked for, {text} has "
-                f"{len(self)}; ask for fewer or shorter ones."
+                f"{option}: {count} windows of {self.context} tokens do not fit {text}, which has "
+                f"{len(self.tokens):,} tokens; give fewer or shorter ones, or more text (about "
+                f"{in_units(4 * count * self.context)})."
             )
         chosen = np.random.default_rng(seed).choice(len(self), size=count, replace=False)
         return torch.stack([self[int(index)]["input_ids"] for index in chosen])

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -72,30 +72,34 @@ def text_batch(
             raise ArgumentError(f"{name}: expected a whole number from {least} on, got {value!r}")
     ids = encoded(tokenizer, documents_of(text))
     name = "the text" if isinstance(text, str) and not os.path.exists(text) else str(text)
-    windows = Windows(ids, tokens, [] if bare else template_start(tokenizer))
+    windows = Windows(ids, tokens, template_start(tokenizer, bare))
     return {"input_ids": windows.drawn(sequences, seed, "sequences", name)}
 
 
-def template_start(tokenizer: Any) -> list[int]:
+def template_start(tokenizer: Any, bare: bool = False) -> list[int]:
     """Find the tokens that a tokeniser's template puts before a text, such as `<bos>` or `[CLS]`.
 
     Args:
-        tokenizer: tokeniser of transformers.
+        tokenizer: tokeniser of transformers; None: there is none.
+        bare: whether to leave them out.
 
     Returns:
         Their ids; empty if it puts none.
     """
+    if bare or tokenizer is None:
+        return []
     plain = tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"]
     whole = tokenizer("a", verbose=False)["input_ids"]
     starts = range(len(whole) - len(plain) + 1)
     return next((whole[:n] for n in starts if whole[n : n + len(plain)] == plain), [])
 
 
-def start_words(tokenizer: Any, first: Sequence[int]) -> str:
+def start_words(tokenizer: Any, bare: bool = False) -> str:
     """Say what each window begins with; empty if the template puts nothing first."""
-    shown = " ".join(map(str, tokenizer.convert_ids_to_tokens(list(first)))) if first else ""
-    words = f"each window begins with {printable(shown)}, as the tokenizer has it"
-    return f"{words}; --bare leaves it out" if shown else ""
+    if not (first := template_start(tokenizer, bare)):
+        return ""
+    shown = printable(" ".join(map(str, tokenizer.convert_ids_to_tokens(first))))
+    return f"each window begins with {shown}, as the tokenizer has it; --bare leaves it out"
 
 
 def documents_of(text: AnyPath) -> list[Text]:
@@ -114,7 +118,7 @@ def documents_of(text: AnyPath) -> list[Text]:
         raise ArgumentError(f"text: expected a path or a text, got {type(text).__name__}")
     if isinstance(text, str) and not os.path.exists(text):
         if FILE_NAME.fullmatch(text):
-            raise ArgumentError(f"text: no file or folder {text!r}; a text would have spaces")
+            raise ArgumentError(f"text: {text!r} is not a file or folder; a text needs a space")
         return [text]
     source = user_files(Path(text))
     return [document for split in source.splits for _, document in source.read(split)]

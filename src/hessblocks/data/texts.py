@@ -11,6 +11,8 @@ from pathlib import Path
 _BLOCK = 1 << 20
 _SLICE = 1 << 16
 _WORD = re.compile(r"(?=[ \n]\S)")
+_LONG = re.compile(r"\S{8192}|\s{8192}")
+"""Start of a run longer than words are; BPE learns from one in time quadratic in its length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,15 @@ def slices_of(piece: str) -> Iterator[str]:
         yield piece[start : match.start()]
         start = match.start()
     yield piece[start:]
+
+
+def cut_runs(text: str) -> Iterator[str]:
+    """Cut runs without or of white space after each 8,192 characters."""
+    start = 0
+    for match in _LONG.finditer(text):
+        yield text[start : match.end()]
+        start = match.end()
+    yield text[start:]
 
 
 def thinned(texts: Iterable[Text], characters: int, limit: int) -> Iterator[str]:

@@ -360,7 +360,7 @@ def _draw_map(axis: Axes, panel: figures.Heatmap) -> None:
     """Draw a matrix as colours, with lines between blocks."""
     values = np.asarray(panel.values)
     low = float(np.nanquantile(values, 0.02))  # NaN is left blank
-    image = axis.imshow(values, cmap="cividis", vmin=low, interpolation="nearest")
+    image = axis.imshow(values, cmap="viridis", vmin=low, interpolation="nearest")
     axis.figure.colorbar(image, ax=axis, label=panel.label, shrink=0.85)
     axis.grid(visible=False)
     if panel.rows:

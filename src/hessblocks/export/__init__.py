@@ -6,6 +6,8 @@ from hessblocks.export.gguf_file import (
     gguf_tensors,
     header_of,
     packed_tensors,
+    read_gguf,
+    to_gguf,
     write_gguf,
 )
 
@@ -15,6 +17,8 @@ __all__ = [
     "gguf_tensors",
     "header_of",
     "packed_tensors",
+    "read_gguf",
+    "to_gguf",
     "write_folder",
     "write_gguf",
 ]

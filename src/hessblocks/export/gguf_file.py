@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,12 @@ from transformers.modeling_gguf_pytorch_utils import (
     get_gguf_hf_weights_map,
 )
 
-from hessblocks.errors import ArgumentError
-from hessblocks.models import open_gguf
+from hessblocks.conventions import AnyPath
+from hessblocks.errors import ArgumentError, RunError, check_name
+from hessblocks.export.deci import DECI, deci_fields, deci_tensors
+from hessblocks.models import HessblocksForCausalLM, open_gguf
 from hessblocks.storage import atomic_path
-from hessblocks.tensor_formats import Format, library
+from hessblocks.tensor_formats import Format, formats, library
 
 WHY = "a GGUF file"
 ALIGNED = 32
@@ -40,6 +43,14 @@ SPLITS = {
     (LLAMA_3.replace("{1,3}", ""), "ByteLevel"): "qwen2",
 }
 """How a tokeniser splits text before it merges → llama.cpp's name for it."""
+TYPES = ("f16", "f32", "q8_0")
+"""Types of the matrices that `to_gguf` writes."""
+HALF = Format(
+    "gguf:F16",
+    lambda shape: 2 * math.prod(shape),
+    lambda rows, importance: rows.half(),
+    lambda packed, shape: packed.float(),
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,8 @@ def header_of(source: str, model: PreTrainedModel, tokenizer: Any) -> GgufHeader
 
     Args:
         source: GGUF file or folder that the model was loaded from.
-        model: Llama, Mistral, Qwen2 or Qwen3, unless `source` is a GGUF file.
+        model: Llama, Mistral, Qwen2 or Qwen3, unless `source` is a GGUF file; or a model of blocks
+            that was made from a Llama, whose layers may differ in size.
         tokenizer: its byte-level BPE tokeniser; only used without a GGUF file.
 
     Returns:
@@ -86,19 +98,42 @@ def header_of(source: str, model: PreTrainedModel, tokenizer: Any) -> GgufHeader
 
     Raises:
         ArgumentError: llama.cpp's name of a setting, or of the tokeniser's way to split text, is
-            not known.
+            not known; or the tokeniser has more tokens than the model.
+        RunError: `source` is a damaged GGUF file.
     """
     gguf = library("gguf", WHY)
+    ours = isinstance(model, HessblocksForCausalLM)
     if source.lower().endswith(".gguf"):
-        reader = open_gguf(source)
-        fields = {k: _typed(f) for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+        fields = _of_file(Path(source))
         architecture = fields.pop("general.architecture")
     else:
-        architecture, fields = _of_config(model.config)
-        fields |= _of_tokenizer(tokenizer)
+        named = (DECI, {"general.name": "simplified"}) if ours else _of_config(model.config)
+        architecture, fields = named
+        fields |= _of_tokenizer(tokenizer, model.config.vocab_size)
+    if ours:
+        about = ("general.", "tokenizer.")
+        kept = {key: value for key, value in fields.items() if key.startswith(about)}
+        architecture, fields = DECI, kept | deci_fields(model)
+        count, size = len(fields.get("tokenizer.ggml.tokens", ())), model.config.vocab_size
+        if count != size:
+            raise ArgumentError(
+                f"--to gguf: the tokeniser has {count} tokens, the model {size}; give that of "
+                "the original"
+            )
     fields["general.file_type"] = np.uint32(gguf.LlamaFileType.GUESSED)
     fields["general.quantization_version"] = np.uint32(gguf.GGML_QUANT_VERSION)
     return GgufHeader(architecture, {"general.architecture": architecture, **fields})
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    """Read the fields of a GGUF file."""
+    if not path.is_file():
+        raise ArgumentError(f"--to gguf: {path} is not a file; give the original's GGUF file")
+    try:
+        fields = open_gguf(path).fields
+        return {key: _typed(field) for key, field in fields.items() if not key.startswith("GGUF.")}
+    except Exception as error:  # a file from elsewhere may cause any kind of error
+        raise RunError(f"--to gguf: {path} is damaged or not a GGUF file") from error
 
 
 def _typed(field: Any) -> Any:
@@ -142,12 +177,12 @@ def _of_config(config: Any) -> tuple[str, dict[str, Any]]:
     return architecture, fields
 
 
-def _of_tokenizer(tokenizer: Any) -> dict[str, Any]:
-    """Turn a byte-level BPE tokeniser into fields of llama.cpp."""
+def _of_tokenizer(tokenizer: Any, size: int) -> dict[str, Any]:
+    """Turn a byte-level BPE tokeniser into fields of llama.cpp, filled up to a size."""
     own = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer else {"model": {}}
     steps = own.get("pre_tokenizer") or {}
     words = tuple(
-        step["pattern"]["Regex"] if step["type"] == "Split" else step["type"]
+        step["pattern"].get("Regex", "") if step["type"] == "Split" else step["type"]
         for step in steps.get("pretokenizers", [steps])
         if step
     )
@@ -160,8 +195,10 @@ def _of_tokenizer(tokenizer: Any) -> dict[str, Any]:
     added = {entry["id"]: entry for entry in own["added_tokens"]}
     tokens = {number: token for token, number in own["model"]["vocab"].items()}
     tokens |= {number: entry["content"] for number, entry in added.items()}
-    order = range(max(tokens) + 1)
-    kinds = [1 if n not in added else 3 if added[n]["special"] else 4 for n in order]
+    order = range(max(max(tokens) + 1, size))
+    kinds = [
+        (3 if added[n]["special"] else 4) if n in added else 1 if n in tokens else 5 for n in order
+    ]
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in own["model"]["merges"]]
     plain = tokenizer("a")["input_ids"]
     found = {
@@ -191,7 +228,8 @@ def gguf_tensors(
     """Name a model's parameters as llama.cpp does.
 
     Args:
-        model: a model whose names transformers knows, with ties of embedding and head.
+        model: a model whose names transformers knows, with ties of embedding and head; or for
+            `deci` one of blocks.
         architecture: llama.cpp's name of it.
 
     Returns:
@@ -202,6 +240,8 @@ def gguf_tensors(
         ArgumentError: a name is not known, or a tensor is stored otherwise than its parameter.
     """
     library("gguf", WHY)
+    if architecture == DECI:
+        return deci_tensors(model)
     kind = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
     processor = kind(config=vars(model.config))
     found, missing = {}, []
@@ -262,6 +302,27 @@ def write_gguf(
             writer.close()
 
 
+def read_gguf(
+    path: Path, names: Mapping[str, tuple[str, Shaped[np.ndarray, " rows"] | None]]
+) -> dict[str, Float[Tensor, "..."]]:
+    """Read the tensors of a GGUF file in float32 by the package `gguf`.
+
+    Args:
+        path: file to read.
+        names: result of `gguf_tensors`.
+
+    Returns:
+        Parameter → its values.
+    """
+    gguf, found = library("gguf", WHY), {}
+    tensors = {tensor.name: tensor for tensor in open_gguf(path).tensors}
+    for name, (tensor, order) in names.items():
+        own = tensors[tensor]
+        rows = torch.from_numpy(gguf.quants.dequantize(own.data, own.tensor_type).copy())
+        found[name] = rows if order is None else rows[torch.from_numpy(order)]
+    return found
+
+
 def _kind(gguf: Any, value: Any) -> Any:
     """Find the type of a field."""
     if isinstance(value, np.generic):
@@ -296,3 +357,47 @@ def packed_tensors(
             moved[torch.from_numpy(order)] = rows
             rows = moved
         yield tensor, rows, kind
+
+
+def to_gguf(
+    model: HessblocksForCausalLM, path: AnyPath, vocabulary: Any, *, kind: str = "f16"
+) -> Path:
+    """Write a model of Llama's blocks, in which layers may differ in size, for llama.cpp.
+
+    Args:
+        model: model from `from_pretrained_blocks` of a Llama, perhaps simplified.
+        path: GGUF file to write.
+        vocabulary: GGUF file whose tokeniser it gets, such as the original's, or a tokeniser of
+            transformers.
+        kind: type of the matrices, f16, f32 or q8_0; norms are stored in f32, and what does not
+            fill blocks of 32 in f16.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: a layer is none of Llama's, another number of tokens in `vocabulary`, an
+            unknown type or way to split text, or a package (gguf, for q8_0 libgguf) is missing.
+        RunError: `vocabulary` cannot be read, or the file cannot be written.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> model = hb.build("pre-ln", depth=1, width=8, heads=2, vocab_size=9, context=8)
+        >>> hb.to_gguf(model, "new.gguf", "original.gguf")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        hessblocks.errors.ArgumentError: --to gguf: layer 0 is none of Llama's, ...
+    """
+    check_name("kind", kind, TYPES)
+    deci_fields(model)  # refuse other layers before the file is read
+    saved = isinstance(vocabulary, str | Path)
+    header = header_of(str(vocabulary) if saved else "", model, None if saved else vocabulary)
+    own = HALF if kind == "f16" else formats()["gguf:Q8_0"]
+    chosen = {
+        name: (own if own.fits(parameter.shape) else HALF, None)
+        for name, parameter in model.named_parameters()
+        if parameter.ndim > 1 and kind != "f32"
+    }
+    packed = packed_tensors(model, gguf_tensors(model, DECI), chosen)
+    write_gguf(Path(path), header, {name: (rows, form) for name, rows, form in packed})
+    return Path(path)

@@ -188,10 +188,13 @@ class CurvatureRun:
             return None
         if name == "key" and self._exact.key_work > EXACT_KEY:
             return None
-        norms = {
-            part: self._exact.block(name, name, part).frobenius_norm()
-            for part in self.spending.parts
-        }
+        try:
+            norms = {
+                part: self._exact.block(name, name, part).frobenius_norm()
+                for part in self.spending.parts
+            }
+        except ArgumentError:  # more memory than is allowed
+            return None
         return {part: linalg.Estimate(value=norm, method="exact") for part, norm in norms.items()}
 
     @cached_property

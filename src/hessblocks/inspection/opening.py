@@ -96,10 +96,9 @@ def opened(
 
 def told(subject: Subject, settings: InspectionSettings, batch: TokenBatch | None) -> list[str]:
     """Say in how many bits a model was stored, and what its tokeniser puts before each window."""
-    words = [stored_words(getattr(subject.model, "config", None))]
-    of_text = batch is None and settings.data != RANDOM and not settings.bare
-    if of_text and (tokenizer := subject.tokenizer) is not None:
-        words.append(data.start_words(tokenizer, data.template_start(tokenizer)))
+    bare = settings.bare or batch is not None or settings.data == RANDOM
+    config = getattr(subject.model, "config", None)
+    words = stored_words(config), data.start_words(subject.tokenizer, bare)
     return list(filter(None, words))
 
 
@@ -174,7 +173,7 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
             f"knows those below {subject.vocabulary}; give the tokenizer that it was trained with, "
             "or ask for random tokens with --data random."
         )
-    first = [] if settings.bare else data.template_start(subject.tokenizer)
+    first = data.template_start(subject.tokenizer, settings.bare)
     return _drawn(ids, name, settings, first)
 
 

@@ -28,7 +28,7 @@ from hessblocks.bill import (
     rounded,
 )
 from hessblocks.conventions import AnyPath
-from hessblocks.curvature import Problem, custom_groups, plain_model
+from hessblocks.curvature import Problem, custom_groups, make_plan, plain_model
 from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration, in_units
 from hessblocks.inspection.caches import (
@@ -55,7 +55,7 @@ INPUTS = "inputs."
 """Prefix of mean squared inputs in the file of samples."""
 AS_STORED = "as stored"
 """Name of the change to a quantised copy."""
-TOGETHER = ("name", "forecast", "forecast_error", "measured", "measured_error", "outside")
+TOGETHER = ("name", "bits", "forecast", "forecast_error", "measured", "measured_error", "outside")
 """Columns of together.csv."""
 
 
@@ -96,13 +96,7 @@ def measure_price(
     progress, settings = progress or Progress(), make(PricingSettings, given)
     several = settings.round or settings.prune or settings.formats or settings.merge
     rounding = settings.cache or settings.activations
-    if not (several or settings.against or rounding):
-        raise ArgumentError(
-            "--round: there is nothing to price; give bits such as 3,4, or --formats, --prune, "
-            "--merge, --against, --cache or --activations."
-        )
-    if several and settings.against:
-        raise ArgumentError("--against: a quantised copy is priced alone; leave the others out.")
+    settings.check_chosen()
     device = resolve_device(device)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
@@ -121,11 +115,7 @@ def measure_price(
             changes = change_each(groups, *edits.values())
         if rounding:
             changes = rounded_activations(model, settings)
-    told = _told(settings, model.config)
-    if not settings.bare and (words := start_words(tokenizer, template_start(tokenizer))):
-        told.append(words)
-    for words in told:
-        progress.note(words)
+    told = note_history(settings, model.config, tokenizer, progress)
     folder = Path(out or Path("runs", f"price-{subject.name.replace('/', '-')}"))
     config = {
         "command": "price",
@@ -170,10 +160,9 @@ def drawn_batches(
             f"--tokens: {settings.tokens} are longer than the context of {context} of {name}."
         )
     ids, count = encoded(tokenizer, texts), settings.sequences
-    first = [] if settings.bare else template_start(tokenizer)
     if len(ids) and ids.max() >= subject.vocabulary:
         raise ArgumentError(f"MODEL: the tokenizer of {name} gives tokens that it does not know.")
-    windows = Windows(ids, settings.tokens, first)
+    windows = Windows(ids, settings.tokens, template_start(tokenizer, settings.bare))
     found = windows.drawn(count + other, settings.seed, "--sequences")
     return {"input_ids": found[:count]}, found[count:]
 
@@ -210,7 +199,7 @@ def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
         raise type(error)(str(error).replace("MODEL:", "--against:", 1)) from error
     except (AttributeError, KeyError) as error:
         raise ArgumentError(
-            f"--against: {source} is no copy of {subject.name} ({error})."
+            f"--against: {source} is not a copy of {subject.name} ({error})."
         ) from error
     if any(found[name].shape != p.shape for name, p in own.items()):
         raise ArgumentError(f"--against: {source} has weights of other sizes than {subject.name}.")
@@ -227,19 +216,34 @@ def _edits(settings: PricingSettings, other: nn.Module | None) -> list[Edit]:
     return found if other is None else [*found, merged(other)]
 
 
-def _told(settings: PricingSettings, config: Any) -> list[str]:
-    """Say what the numbers are of: stored bits, edits that are not below them, what is merged."""
-    found = (
-        [f"{words}; their rounding is in every number"] if (words := stored_words(config)) else []
-    )
-    for bits in settings.round:
+def note_history(
+    settings: PricingSettings | QuantisingSettings, config: Any, tokenizer: Any, progress: Progress
+) -> list[str]:
+    """Note and return what the numbers are of.
+
+    Args:
+        settings: settings of the command.
+        config: configuration of the model, with the types that its matrices were stored in.
+        tokenizer: its tokeniser.
+        progress: takes the notes.
+
+    Returns:
+        Clauses: stored bits, edits that are not below them, what is merged, how windows begin.
+    """
+    words = stored_words(config)
+    found = [f"{words}; their rounding is in every number"] if words else []
+    for bits in getattr(settings, "round", ()):
         if count := stored_within(config, bits):
             found.append(
                 f"--round {bits}: {count} matrices were stored in {bits} bits or fewer, so that "
                 "this forecasts a second rounding, not what the model would lose"
             )
-    if settings.merge:
+    if getattr(settings, "merge", None):
         found.append("merging averages the matrices alone; embeddings, norms and biases stay")
+    if words := start_words(tokenizer, settings.bare):
+        found.append(words)
+    for words in found:
+        progress.note(words)
     return found
 
 
@@ -309,9 +313,13 @@ def announced(
     if not any(change.new for change in changes.values()):
         passes = f"{settings.sequences} forward and {settings.samples} backward passes at least"
         return f"{len(changes)} changes: {passes}, one of each for every window of the text"
-    start, parameters = time.perf_counter(), problem.parameters
-    problem.value(twice=False)
-    forward, making = time.perf_counter() - start, 0.0
+    parameters, making = problem.parameters, 0.0
+    with problem.computing(), torch.no_grad():
+        first = next(iter(make_plan(problem, twice=False, most_rows=1).passes))
+        for _ in range(2):  # warm-up: the first call takes longer
+            start = time.perf_counter()
+            problem.forward(first, parameters, twice=False)
+    forward = (time.perf_counter() - start) * sum(problem.batches.rows)
     kinds: dict[str, list[Change]] = {}
     for change in changes.values():
         kinds.setdefault(change.how, []).append(change)
@@ -396,7 +404,10 @@ def _summary(
         for kind in ("svg", "png"):
             with storage.atomic_path(folder / "figures" / f"check.{kind}") as temporary:
                 drawn.savefig(temporary, dpi=150)
-    named = [{**row, "name": name} for name, row in zip(sets, together, strict=True)]
+    named = [
+        {**row, "name": name, "bits": bill.sum(sets[name]).bits}
+        for name, row in zip(sets, together, strict=True)
+    ]
     found["together"] = [{key: row.get(key) for key in TOGETHER} for row in named]
     storage.write_table(folder / "together.csv", TOGETHER, found["together"])
     return found

@@ -13,13 +13,19 @@ from typing import Any, Self
 import torch
 
 from hessblocks import export, storage
-from hessblocks.bill import Allocation, Bill, Change, change_each, in_format
+from hessblocks.bill import Allocation, Bill, Change, allocate, change_each, in_format
 from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Problem, plain_model
 from hessblocks.data import documents_of
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
-from hessblocks.inspection.pricing import announced, drawn_batches, stored_bill, stored_weights
+from hessblocks.inspection.pricing import (
+    announced,
+    drawn_batches,
+    note_history,
+    stored_bill,
+    stored_weights,
+)
 from hessblocks.inspection.subject import Subject
 from hessblocks.models import load_saved
 from hessblocks.progress import Progress
@@ -81,10 +87,8 @@ def measure_quantise(
         costs the last alone.
     """
     progress, settings = progress or Progress(), make(QuantisingSettings, given)
-    device, file, _ = resolve_device(device), Path(file), settings.asked
-    if (file.suffix == ".gguf") != (settings.to == "gguf"):
-        expected = "a name that ends in .gguf" if settings.to == "gguf" else "a folder"
-        raise ArgumentError(f"FILE: --to {settings.to} writes {expected}, got {file}.")
+    device, file = resolve_device(device), Path(file)
+    settings.check_file(file)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         model, saved = load_saved(source, "causal-lm")
@@ -92,6 +96,7 @@ def measure_quantise(
         subject = Subject(name=saved.name, model=placed(device, model))
         text, other = drawn_batches(subject, tokenizer, texts, settings, settings.check)
         target = _Target.of(settings, subject.model, source, tokenizer)
+    told = note_history(settings, model.config, tokenizer, progress)
     folder = Path(out or Path("runs", f"quantise-{subject.name.replace('/', '-')}"))
     config = {
         "command": "quantise",
@@ -112,15 +117,16 @@ def measure_quantise(
     with claimed(folder, config, free=free):
         if before:
             return {**before, "out": str(folder)}
-        measured = 4 * settings.check / settings.sequences
+        measured = 3 * 2 * settings.check / settings.sequences  # before and after, for each file
         cost = partial(announced, problem, target.changes, settings, measured, kept=True)
         of = storage.identity_of(drawn)
         bill = stored_bill(problem, target.changes, settings, folder, of, progress, cost)
         chosen = target.allocate(bill)
         with progress.stage("file"):
             chosen.save(file, source=source, tokenizer=tokenizer)
-            _check_written(file, chosen)
-        found = {"command": "quantise", "model": subject.name, "file": str(file)}
+            _check_written(file, chosen, target)
+        found: dict[str, Any] = {"command": "quantise", "model": subject.name, "file": str(file)}
+        found["told"] = told
         found |= _summary(bill, chosen, target, {"input_ids": other}, file, folder, progress)
         storage.write_json(folder / "summary.json", found)
         if finish:
@@ -148,6 +154,9 @@ def _changes(model: Any, to: str) -> dict[str, Change]:
     """Make the changes that the target can store; folders keep embedding and head in 16 bits."""
     shapes = [p.shape for p in model.parameters() if p.ndim > 1]
     own = [one for name in FORMATS[to] if any(map((one := formats()[name]).fits, shapes))]
+    if {one.name for one in own} <= {"bf16"}:
+        widths = sorted({shape[-1] for shape in shapes})
+        raise ArgumentError(f"--to {to}: none of its formats fits rows of {widths} entries.")
     if to != "gguf":  # a place must be the same in all formats
         own = [replace(one, siblings=FUSED) for one in own]
     changes = change_each(model, *map(in_format, own))
@@ -165,33 +174,30 @@ class _Target:
     settings: QuantisingSettings
     model: Any
     changes: Mapping[str, Change]
-    names: Mapping[str, str]
-    """Parameter → name of its tensor in a GGUF file."""
+    tensors: Mapping[str, tuple[str, Any]]
+    """Parameter → name of its tensor in a GGUF file, and order of rows."""
     header: int
     """Bytes of the file besides its tensors, at most."""
 
     @classmethod
     def of(cls, settings: QuantisingSettings, model: Any, source: str, tokenizer: Any) -> Self:
         """Find changes, names and header, or refuse what cannot be written."""
-        changes, axes = (
-            _changes(model, settings.to),
-            {n: p.ndim for n, p in model.named_parameters()},
-        )
+        axes = {name: parameter.ndim for name, parameter in model.named_parameters()}
+        changes = _changes(model, settings.to)
         if settings.to != "gguf":
             return cls(settings, model, changes, {}, NAMED * len(axes))
         header = export.header_of(source, model, tokenizer)
         tensors = export.gguf_tensors(model, header.architecture)
-        names = {name: tensor for name, (tensor, _) in tensors.items()}
-        size = header.bytes({names[name]: count for name, count in axes.items()})
-        return cls(settings, model, changes, names, size)
+        size = header.bytes({tensors[name][0]: count for name, count in axes.items()})
+        return cls(settings, model, changes, tensors, size)
 
     @cached_property
     def mixes(self) -> dict[str, list[str]]:
         """Standard mix of the runtime → names of its changes."""
         places = {change.place: change for change in self.changes.values()}
         if self.settings.to == "gguf":
-            shapes = {self.names[p]: change.views[0].shape for p, change in places.items()}
-            own = {self.names[p]: p for p in places}
+            own = {self.tensors[place][0]: place for place in places}
+            shapes = {tensor: places[place].views[0].shape for tensor, place in own.items()}
             every = {
                 name: [f"{own[tensor]}, {kind}" for tensor, kind in mix(name, shapes).items()]
                 for name in MIXES
@@ -225,14 +231,17 @@ class _Target:
         return bill.allocate(bytes=most - self.header)
 
 
-def _check_written(file: Path, chosen: Allocation) -> None:
+def _check_written(file: Path, chosen: Allocation, target: _Target) -> None:
     """Read a file back, and compare each weight with what was priced, bit by bit.
 
     Raises:
         RunError: one differs.
     """
     own_formats, plain = chosen.formats, plain_model(chosen.model)
-    stored = stored_weights(str(file), [name for name, _ in plain.named_parameters()])
+    if target.tensors:
+        stored = export.read_gguf(file, target.tensors)
+    else:
+        stored = stored_weights(str(file), [name for name, _ in plain.named_parameters()])
     for name, parameter in plain.named_parameters():
         expected = parameter.detach().float().cpu()
         if name in own_formats:
@@ -271,15 +280,16 @@ def _summary(
     bill.save(folder / "bill.csv")
     chosen.save(folder / "allocation.csv")
     if target.settings.to == "gguf":
-        lines = (
-            f"{re.escape(target.names[name])}={own.name.removeprefix('gguf:').lower()}\n"
-            for name, (own, _) in chosen.formats.items()
+        kinds = {name: own.name.removeprefix("gguf:") for name, (own, _) in chosen.formats.items()}
+        lines = (  # the first pattern that is found in a name counts: output is in attn_output
+            f"^{re.escape(tensor)}$={kinds.get(name, 'F32').lower()}\n"
+            for name, (tensor, _) in target.tensors.items()
+            if target.model.get_parameter(name).ndim > 1
         )
         storage.write_text(folder / "types.txt", "".join(lines))
     found: dict[str, Any] = {}
     if any(len(change.new) > 1 for change in chosen.changes):
-        apart = _apart(bill).allocate(bytes=chosen.bytes).total.forecast.value
-        found["siblings"] = chosen.total.forecast.value - apart
+        found["siblings"] = chosen.total.forecast.value - _apart(bill, chosen.bytes)
     table = target.model.get_input_embeddings().weight
     tables = [name for name, p in target.model.named_parameters() if p is table]
     return found | {
@@ -295,27 +305,21 @@ def _summary(
     }
 
 
-def _apart(bill: Bill) -> Bill:
-    """Take changes of fused weights apart, one for each weight."""
-    scales = bill.draws.scales
-    assert scales is not None
+def _apart(bill: Bill, bytes: float) -> float:
+    """Forecast the cost of an allocation with a format for each weight that is fused."""
+    draws, prices = bill.draws, []
+    assert draws.scales is not None
     columns = list(dict.fromkeys(name for change in bill.changes.values() for name in change.new))
-    rows, changes = [], {}
-    for row, change in zip(scales, bill.changes.values(), strict=True):
+    costs = draws.scales * draws.by_piece(draws.squares).sum(0) / 2
+    for row, price, change in zip(costs, bill.values(), bill.changes.values(), strict=True):
+        assert change.format is not None
         for view in change.views:
-            name, at = f"{view.parameter}, {change.how}", columns.index(view.parameter)
-            changes[name] = replace(
-                change,
-                name=name,
-                place=view.parameter,
-                views=(view,),
-                bytes=change.format.bytes(view.shape) if change.format else None,
-                new={view.parameter: change.new[view.parameter]},
-            )
-            rows.append(torch.zeros_like(row).index_fill(0, torch.tensor(at), float(row[at])))
-    draws = replace(bill.draws, scales=torch.stack(rows))
-    sizes = (0.0,) * len(rows)  # not used: the forecasts alone are compared
-    return Bill(problem=bill.problem, changes=changes, draws=draws, relative_sizes=sizes)
+            forecast = replace(price.forecast, value=float(row[columns.index(view.parameter)]))
+            stored = change.format.bytes(view.shape)
+            own = {"place": view.parameter, "size": view.size, "bytes": stored}
+            prices.append(replace(price, forecast=forecast, **own))
+    chosen = allocate(prices, bytes=bytes - bill.untouched(prices))
+    return sum(price.forecast.value for price in chosen)
 
 
 def _front(bill: Bill) -> list[dict[str, float]]:

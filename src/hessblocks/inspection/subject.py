@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.models import context_of, fingerprint, load_saved
+from hessblocks.models import context_of, fingerprint, load_saved, stored_words
 
 WITHOUT_EFFECT = {
     "_name_or_path", "architectures", "dtype", "transformers_version", "use_cache",
@@ -67,8 +67,13 @@ class Subject:
         return hashlib.sha256(_ADDRESS.sub("", text).encode()).hexdigest()
 
     def digests(self) -> dict[str, str]:
-        """Return digests of weights and configuration; models with equal digests are equal."""
-        return {"fingerprint": fingerprint(self.model), "configuration": self.configuration()}
+        """Return digests of weights and configuration, and `stored` where that is fewer bits.
+
+        Models with equal digests are equal.
+        """
+        stored = stored_words(getattr(self.model, "config", None))
+        found = {"fingerprint": fingerprint(self.model), "configuration": self.configuration()}
+        return {**found, "stored": stored} if stored else found
 
 
 def other_function(first: Any, second: Any, tokenizers: Sequence[Any]) -> list[str]:

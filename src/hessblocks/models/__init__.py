@@ -4,11 +4,10 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hessblocks.models.build import TASKS, build
-from hessblocks.models.card import write_card, write_family_card
+from hessblocks.models.card import write_card
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.conversion import from_pretrained_blocks, to_family
 from hessblocks.models.drawing import draw_blocks
-from hessblocks.models.fold import fold
 from hessblocks.models.gguf import open_gguf, stored_within, stored_words
 from hessblocks.models.given_blocks import read_blocks
 from hessblocks.models.heads import (
@@ -40,7 +39,6 @@ __all__ = [
     "Layer",
     "build",
     "draw_blocks",
-    "fold",
     "from_pretrained_blocks",
     "load",
     "stored_within",

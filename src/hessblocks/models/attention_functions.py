@@ -36,19 +36,19 @@ def attention_kernel(implementation: str) -> Kernel:
     ) -> Tensor:
         query, key, value, mask = tensors
         key, value = key.to(query.dtype), value.to(query.dtype)  # autocast skips identity values
-        called, more = function, {"softcap": softcap, "s_aux": sinks}
-        more = {name: value for name, value in more.items() if value is not None}
-        if more and implementation not in WITH_EXTRAS:
+        called, extras = function, {"softcap": softcap, "s_aux": sinks}
+        extras = {name: value for name, value in extras.items() if value is not None}
+        if extras and implementation not in WITH_EXTRAS:
             raise ArgumentError(
                 f"attn_implementation: {implementation} is not used with attention.softcap or "
                 f"attention.sink; use {' or '.join(WITH_EXTRAS)}"
             )
-        if more and implementation == "sdpa":
+        if extras and implementation == "sdpa":
             called = ALL_ATTENTION_FUNCTIONS.get_interface("eager", eager_attention)
             mask = causal_mask(query, key) if mask is None and causal else mask
-        attended = called(module, query, key, value, mask, scaling=scale, is_causal=causal, **more)[
-            0
-        ]
+        attended = called(
+            module, query, key, value, mask, scaling=scale, is_causal=causal, **extras
+        )[0]
         mixed: Tensor = attended.transpose(1, 2)
         return mixed
 
@@ -73,8 +73,8 @@ def eager_attention(
     Returns:
         A V as (B, T, H, V), and None in place of A.
     """
-    more: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
-    mixed = matrix_kernel(module, query, key, value, mask, causal=False, **more)
+    options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
+    mixed = matrix_kernel(module, query, key, value, mask, causal=False, **options)
     return mixed.transpose(1, 2), None
 
 
@@ -105,21 +105,21 @@ def check_mask(
     if torch.compiler.is_compiling():
         return
     sequences, tokens = rows
-    whole = most = tokens
+    length = longest = tokens
     if cache is not None:
-        whole += int(cache.get_seq_length())
-        most = max(whole, cache.get_mask_sizes(tokens, 0)[0])
+        length += int(cache.get_seq_length())
+        longest = max(length, cache.get_mask_sizes(tokens, 0)[0])
     shape = tuple(mask.shape)
     if len(shape) == 2:
-        fits = shape[0] == sequences and whole <= shape[1] <= most
+        fits = shape[0] == sequences and length <= shape[1] <= longest
     else:
-        sizes = ((1, sequences), (1, heads), (1, tokens), range(whole, most + 1))
+        sizes = ((1, sequences), (1, heads), (1, tokens), range(length, longest + 1))
         fits = len(shape) == 4 and all(n in fit for n, fit in zip(shape, sizes, strict=True))
     if not fits:
         cached = "" if cache is None else ", the tokens in past_key_values among them,"
         raise ArgumentError(
-            f"attention_mask: expected ({sequences}, {whole}){cached} with 0 at padding, or a mask "
-            f"of your own, ({sequences}, 1, {tokens}, {whole}), got {shape}"
+            f"attention_mask: expected ({sequences}, {length}){cached} with 0 at padding, or your "
+            f"own mask, ({sequences}, 1, {tokens}, {length}), got {shape}"
         )
 
 
@@ -190,9 +190,9 @@ def starts_again(
     """Tell whether positions of unpadded tokens restart; False with a mask of four axes."""
     if mask is not None and mask.ndim != 2:
         return False
-    found = position_ids.diff(dim=-1) < 1
+    restarts = position_ids.diff(dim=-1) < 1
     real = real_tokens(mask)
     if real is not None:
         real = real[:, -position_ids.shape[1] :]
-        found = found & real[:, 1:] & real[:, :-1]
-    return bool(found.any())
+        restarts = restarts & real[:, 1:] & real[:, :-1]
+    return bool(restarts.any())

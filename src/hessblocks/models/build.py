@@ -48,13 +48,13 @@ def build(
         tie_word_embeddings: whether the language-model head is the transposed token embedding.
         start: initialisation of matrices and embeddings: `scaled`, from each block's fields, or
             `fixed`, a standard deviation of 0.02; see `blocks.with_start`.
-        embedding_std: standard deviation of the entries of token and position embeddings at
+        embedding_std: standard deviation of the specs of token and position embeddings at
             initialisation; None: `embedding_std` of the first block.
         position: positional encoding, as a part or its kind (`"rotary"`); None: the field of each
             block.
         slots: fields to change in every block, by path: `{"attention.query.init": "zeros"}`; see
             `hessblocks.blocks.with_slots`.
-        name: name of the block in tables and on the model card; by default the preset's name.
+        name: name of the block in tables; by default the preset's name.
         **block_fields: fields of `BlockConfig` to change in every block (`width=256, heads=4`).
 
     Returns:
@@ -76,8 +76,8 @@ def build(
         ['sequential', 'parallel', 'sequential', 'parallel']
     """
     sizes = {"depth": depth, "vocab_size": vocab_size, "context": context, "classes": classes}
-    for what, size in sizes.items():
-        blocks.check_positive(what, size)
+    for argument, size in sizes.items():
+        blocks.check_positive(argument, size)
     check_name("task", task, TASKS)
     chosen = {}
     if position is not None:
@@ -85,17 +85,17 @@ def build(
         block_fields |= chosen
     if embedding_std is not None:
         block_fields["embedding_std"] = embedding_std
-    given = [block] if isinstance(block, str | blocks.BlockConfig) else block
-    if not (isinstance(given, Sequence) and given) or isinstance(given, bytes):
+    specs = [block] if isinstance(block, str | blocks.BlockConfig) else block
+    if not (isinstance(specs, Sequence) and specs) or isinstance(specs, bytes):
         raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")
-    several = [blocks.pattern_names(one) if isinstance(one, str) else [one] for one in given]
-    given = [part for parts in several for part in parts]
+    several = [blocks.pattern_names(spec) if isinstance(spec, str) else [spec] for spec in specs]
+    specs = [part for parts in several for part in parts]
     changes = [*chosen.items(), *blocks.slot_pairs(slots)]
-    layers = [_block(one, start, changes, block_fields) for one in given]
+    layers = [_block(spec, start, changes, block_fields) for spec in specs]
     check_pattern(layers, depth)
-    alike = all(one == layers[0] for one in layers)
-    pattern = [one.to_dict() for one in (layers[:1] if alike else layers)]
-    named = [one for one in given if isinstance(one, str)]
+    alike = all(layer == layers[0] for layer in layers)
+    pattern = [layer.to_dict() for layer in (layers[:1] if alike else layers)]
+    named = [spec for spec in specs if isinstance(spec, str)]
     config = HessblocksConfig(
         vocab_size=vocab_size,
         depth=depth,
@@ -111,10 +111,11 @@ def build(
 
 
 def _block(
-    given: object, start: str, slots: blocks.Slots, fields: dict[str, Any]
+    block: object, start: str, slots: blocks.Slots, fields: dict[str, Any]
 ) -> blocks.BlockConfig:
-    if isinstance(given, str):
-        return blocks.preset(given, start=start, slots=slots, **fields)
-    if isinstance(given, blocks.BlockConfig):
-        return blocks.with_slots(blocks.with_start(given.replace(**fields), start), slots)
-    raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {given!r}")
+    if isinstance(block, str):
+        return blocks.preset(block, start=start, slots=slots, **fields)
+    if isinstance(block, blocks.BlockConfig):
+        fields = blocks.placed(block, slots, fields)
+        return blocks.with_slots(blocks.with_start(block.replace(**fields), start), slots)
+    raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")

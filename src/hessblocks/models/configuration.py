@@ -26,10 +26,10 @@ class _OfBlock:
         return self._read(config.pattern[0])
 
     def __set__(self, config: HessblocksConfig, value: object) -> None:
-        if value != (own := self.__get__(config, type(config))):
+        if value != (expected := self.__get__(config, type(config))):
             raise ArgumentError(
-                f"{self._name}: expected {own}, as the block has, got {value!r}; describe another "
-                "block, as hessblocks.build makes it of width, heads, key_value_heads and mlp_width"
+                f"{self._name}: expected {expected}, as the block has, got {value!r}; build "
+                "another with hessblocks.build (width, heads, key_value_heads, mlp_width)"
             )
 
 
@@ -51,12 +51,12 @@ class HessblocksConfig(PreTrainedConfig):
         "max_position_embeddings": "context",
     }
 
-    def __new__(cls, **given: Any) -> Any:
+    def __new__(cls, **fields: Any) -> Any:
         """Refuse two names of one size with different values."""
         for name, ours in cls.attribute_map.items():
-            if {name, ours} <= set(given) and given[name] != given[ours]:
+            if {name, ours} <= set(fields) and fields[name] != fields[ours]:
                 raise ArgumentError(
-                    f"{name}: expected {given[ours]!r}, the same as {ours}, got {given[name]!r}; "
+                    f"{name}: expected {fields[ours]!r}, the same as {ours}, got {fields[name]!r}; "
                     "give one of them"
                 )
         return super().__new__(cls)
@@ -99,7 +99,7 @@ class HessblocksConfig(PreTrainedConfig):
     @property
     def blocks(self) -> list[BlockConfig]:
         """Make the `BlockConfig` of each layer; raise an error if they do not fit together."""
-        pattern = [BlockConfig.from_dict(one) for one in self.pattern]
+        pattern = [BlockConfig.from_dict(fields) for fields in self.pattern]
         check_pattern(pattern, self.depth)
         return pattern * (self.depth // len(pattern))
 
@@ -126,8 +126,8 @@ class HessblocksConfig(PreTrainedConfig):
         Returns:
             Our values, and the sizes with Hugging Face's names.
         """
-        found: dict[str, Any] = super().to_diff_dict()
-        return found | {name: getattr(self, name) for name in (*self.attribute_map, *SIZES)}
+        changed: dict[str, Any] = super().to_diff_dict()
+        return changed | {name: getattr(self, name) for name in (*self.attribute_map, *SIZES)}
 
 
 def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
@@ -142,20 +142,20 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
     """
     if not pattern or depth % len(pattern):
         raise ArgumentError(
-            f"depth: {depth} layers are no whole number of turns through {len(pattern)} blocks; "
-            "change depth, or give one block a layer"
+            f"depth: {depth} layers are not a multiple of {len(pattern)} blocks, which alternate; "
+            "change depth, or give one block per layer"
         )
     if not any(block.attends for block in pattern):
         raise ArgumentError("sub_blocks: no layer has attention; leave it in one of them")
     alibi = isinstance(pattern[0].position, ALiBiPosition)  # it has one slope per head
-    for place, block in enumerate(pattern):
+    for index, block in enumerate(pattern):
         for name in (*SHARED, "heads") if alibi else SHARED:
-            first, own = getattr(pattern[0], name), getattr(block, name)
-            if own != first:
+            first, value = getattr(pattern[0], name), getattr(block, name)
+            if value != first:
                 name = name.removeprefix("resolved_")
                 raise ArgumentError(
-                    f"{name}: a model has one, but blocks 0 and {place} differ in it, {first!r} "
-                    f"and {own!r}; give {name} once for all blocks"
+                    f"{name}: a model has one, but blocks 0 and {index} differ in it, {first!r} "
+                    f"and {value!r}; give {name} once for all blocks"
                 )
 
 

@@ -57,18 +57,18 @@ def _sizes(config: Any) -> dict[str, Any]:
 
 
 def _activation(config: Any, name: str) -> str:
-    found = getattr(config, name)
-    if found not in ACTIVATIONS:
-        raise unfit(config, f"{name}={found!r}, known are {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[found]
+    activation = getattr(config, name)
+    if activation not in ACTIVATIONS:
+        raise unfit(config, f"{name}={activation!r}, known are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[activation]
 
 
 def _rotary(config: Any) -> RotaryPosition:
-    given = config.rope_parameters
-    if (kind := given.get("rope_type", "default")) != "default":
+    rope = config.rope_parameters
+    if (kind := rope.get("rope_type", "default")) != "default":
         raise unfit(config, f"rope_type={kind!r}: positions are turned without scaling alone")
-    share = given.get("partial_rotary_factor", 1.0) if config.model_type == "gpt_neox" else 1.0
-    return RotaryPosition(base=float(given["rope_theta"]), share=float(share))
+    share = rope.get("partial_rotary_factor", 1.0) if config.model_type == "gpt_neox" else 1.0
+    return RotaryPosition(base=float(rope["rope_theta"]), share=float(share))
 
 
 def _llama(config: Any) -> list[BlockConfig]:
@@ -96,8 +96,8 @@ def _llama(config: Any) -> list[BlockConfig]:
     )
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None) or [SLIDING] * config.num_hidden_layers
-    seen = [window if one == SLIDING else None for one in types]
-    return [block.replace(attention=block.attention.replace(window=one)) for one in seen]
+    windows = [window if kind == SLIDING else None for kind in types]
+    return [block.replace(attention=block.attention.replace(window=size)) for size in windows]
 
 
 def _gpt2(config: Any) -> list[BlockConfig]:
@@ -117,13 +117,13 @@ def _gpt2(config: Any) -> list[BlockConfig]:
     by_layer = config.scale_attn_by_inverse_layer_idx
     temperatures = [unscaled * (layer + 1 if by_layer else 1) for layer in range(config.n_layer)]
     return [
-        block.replace(attention=block.attention.replace(temperature=one)) for one in temperatures
+        block.replace(attention=block.attention.replace(temperature=tau)) for tau in temperatures
     ]
 
 
 def _gpt_neox(config: Any) -> list[BlockConfig]:
     norm, dense = LayerNorm(eps=config.layer_norm_eps), Dense(bias=True)
-    own = Dense(bias=config.attention_bias)
+    linear = Dense(bias=config.attention_bias)
     parallel: dict[str, Any] = {
         "layout": "parallel",
         "mlp_norm": norm,
@@ -136,7 +136,7 @@ def _gpt_neox(config: Any) -> list[BlockConfig]:
         norm=norm,
         final_norm=norm,
         position=_rotary(config),
-        attention=Attention(query=own, key=own, value=own, projection=own),
+        attention=Attention(query=linear, key=linear, value=linear, projection=linear),
         mlp=MLP(activation=_activation(config, "hidden_act"), input=dense, output=dense),
     )
     return [block] * config.num_hidden_layers
@@ -184,26 +184,26 @@ def _to_ours(state: State, config: Any) -> State:
     ours: State = {}
     for name, weight in state.items():
         rows, parts = _parts(name, weight, config)
-        ours |= {own: rows[indices] for own, indices in parts}
+        ours |= {part: rows[indices] for part, indices in parts}
     return ours
 
 
 def _from_ours(places: State, ours: State, config: Any) -> State:
     """Rename our weights to the names in `places`, of whose weights only shapes are used."""
     theirs: State = {}
-    for name, place in places.items():
-        if parts := _parts(name, place, config)[1]:
+    for name, shaped in places.items():
+        if parts := _parts(name, shaped, config)[1]:
             like = ours[parts[0][0]]
-            theirs[name] = torch.empty(place.shape, dtype=like.dtype, device=like.device)
+            theirs[name] = torch.empty(shaped.shape, dtype=like.dtype, device=like.device)
             rows, _ = _parts(name, theirs[name], config)
-            for own, indices in parts:
-                rows[indices] = ours[own]
+            for part, indices in parts:
+                rows[indices] = ours[part]
     return theirs
 
 
-def unfit(config: Any, what: str) -> ArgumentError:
+def unfit(config: Any, reason: str) -> ArgumentError:
     """Make an error about a part that our blocks do not support."""
-    return ArgumentError(f"model: a model of {config.model_type} with {what}, cannot become blocks")
+    return ArgumentError(f"model: a {config.model_type} with {reason} cannot become blocks")
 
 
 KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "vocab_size")
@@ -243,24 +243,24 @@ def from_pretrained_blocks(model_or_folder: PreTrainedModel | AnyPath) -> Hessbl
     """
     if isinstance(model_or_folder, HessblocksForCausalLM):
         raise ArgumentError("model: it is made of blocks already")
-    own = isinstance(model_or_folder, PreTrainedModel)
-    model: Any = model_or_folder if own else load(cast(AnyPath, model_or_folder))[0]
+    loaded = isinstance(model_or_folder, PreTrainedModel)
+    model: Any = model_or_folder if loaded else load(cast(AnyPath, model_or_folder))[0]
     blocks = _blocks_of(model.config)
     alike = all(block == blocks[0] for block in blocks)
     described = [block.to_dict() for block in (blocks[:1] if alike else blocks)]
-    given = model.config.to_diff_dict()
+    original = model.config.to_diff_dict()
     config = HessblocksConfig(
         depth=len(blocks),
         context=model.config.max_position_embeddings,
         block=described[0] if alike else described,
         embedding_std=model.config.initializer_range,
-        family={name: value for name, value in given.items() if name not in LEFT_OUT},
+        family={name: value for name, value in original.items() if name not in LEFT_OUT},
         **{name: getattr(model.config, name) for name in KEPT},
     )
     state = _to_ours(model.state_dict(), model.config)
-    made = _with_state(HessblocksForCausalLM, config, state, model)
-    _check_logits(model, made)
-    return cast(HessblocksForCausalLM, made)
+    converted = _with_state(HessblocksForCausalLM, config, state, model)
+    _check_logits(model, converted)
+    return cast(HessblocksForCausalLM, converted)
 
 
 def to_family(model: PreTrainedModel) -> PreTrainedModel:
@@ -288,26 +288,26 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
         >>> type(hb.to_family(model)).__name__  # trained further here, saved as Llama again
         'LlamaForCausalLM'
     """
-    given = getattr(model.config, "family", None)
-    if given is None:
+    family = getattr(model.config, "family", None)
+    if family is None:
         raise ArgumentError("model: expected a model that hb.from_pretrained_blocks made")
     blocks = model.config.blocks
     fields: dict[str, Any] = {name: getattr(model.config, name) for name in KEPT}
-    kind = given["model_type"]
+    kind = family["model_type"]
     fields["num_hidden_layers"] = len(blocks)
     if isinstance(blocks[0].position, LearnedPosition):
         fields["max_position_embeddings"] = model.config.context
-    config: Any = AutoConfig.for_model(**given)
+    config: Any = AutoConfig.for_model(**family)
     storage.check_own_code("model: its family", config)
     if getattr(config, "layer_types", None):
         windows = (block.attention.window for block in blocks)
-        config.layer_types = ["full_attention" if one is None else SLIDING for one in windows]
+        config.layer_types = ["full_attention" if window is None else SLIDING for window in windows]
     for name, value in (fields | _sizes_that_differ(blocks[0], config)).items():
         setattr(config, name, value)
-    for layer, (own, known) in enumerate(zip(blocks, _blocks_of(config), strict=True)):
-        if own != known:
-            fields = own.to_dict()
-            name = next(name for name, value in known.to_dict().items() if fields[name] != value)
+    for layer, (block, stated) in enumerate(zip(blocks, _blocks_of(config), strict=True)):
+        if block != stated:
+            fields = block.to_dict()
+            name = next(name for name, value in stated.to_dict().items() if fields[name] != value)
             raise ArgumentError(
                 f"model: the configuration of {kind} cannot say that layer {layer} has another "
                 f"{name}; hb.to_gguf writes a Llama with layers of different sizes"
@@ -315,14 +315,14 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         places = AutoModelForCausalLM.from_config(config).state_dict()
     state = _from_ours(places, model.state_dict(), config)
-    made = _with_state(AutoModelForCausalLM.from_config, config, state, model)
-    _check_logits(model, made)
-    return made
+    converted = _with_state(AutoModelForCausalLM.from_config, config, state, model)
+    _check_logits(model, converted)
+    return converted
 
 
 def _sizes_that_differ(block: BlockConfig, config: Any) -> dict[str, int]:
     """Return the sizes of a block that a configuration has otherwise, under its names."""
-    (known, *_), names = (
+    (default, *_), names = (
         _blocks_of(config),
         {
             "resolved_mlp_width": ("intermediate_size", "n_inner"),
@@ -331,44 +331,44 @@ def _sizes_that_differ(block: BlockConfig, config: Any) -> dict[str, int]:
             "resolved_head_width": ("head_dim",),
         },
     )
-    found: dict[str, int] = {}
-    for size, own in names.items():
-        if (value := getattr(block, size)) != getattr(known, size):
-            found |= {name: value for name in own if hasattr(config, name)}
-    if block.heads != known.heads and config.model_type in ("qwen2", "mistral"):
-        found["head_dim"] = block.resolved_head_width  # else width / heads
-    return found
+    changes: dict[str, int] = {}
+    for size, fields in names.items():
+        if (value := getattr(block, size)) != getattr(default, size):
+            changes |= {name: value for name in fields if hasattr(config, name)}
+    if block.heads != default.heads and config.model_type in ("qwen2", "mistral"):
+        changes["head_dim"] = block.resolved_head_width  # else width / heads
+    return changes
 
 
-def _with_state(make: Any, config: Any, state: dict[str, Any], given: Any) -> PreTrainedModel:
+def _with_state(make: Any, config: Any, state: dict[str, Any], original: Any) -> PreTrainedModel:
     """Make a model with these weights; check that their names and shapes are the model's."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        made: Any = make(config)
-    made.to(device=given.device, dtype=given.dtype)
-    if odd := sorted(made.state_dict().keys() ^ state.keys()):
+        converted: Any = make(config)
+    converted.to(device=original.device, dtype=original.dtype)
+    if foreign := sorted(converted.state_dict().keys() ^ state.keys()):
         raise ArgumentError(
-            f"model: its weights are not those of its configuration ({odd[0]} is the first of "
-            f"{len(odd)} that differ); remove what was added to it"
+            f"model: its weights are not those of its configuration ({foreign[0]} is the first of "
+            f"{len(foreign)} that differ); remove what was added to it"
         )
-    made.load_state_dict(state)
-    if isinstance(given, GenerationMixin):
-        made.generation_config = copy.deepcopy(given.generation_config)
-    return cast(PreTrainedModel, made.eval())
+    converted.load_state_dict(state)
+    if isinstance(original, GenerationMixin):
+        converted.generation_config = copy.deepcopy(original.generation_config)
+    return cast(PreTrainedModel, converted.eval())
 
 
 @torch.no_grad()
-def _check_logits(given: PreTrainedModel, made: PreTrainedModel) -> None:
+def _check_logits(original: PreTrainedModel, converted: PreTrainedModel) -> None:
     """Check that both models have the same logits, also for options that no rule of ours covers."""
-    count = min(16, given.config.max_position_embeddings)
-    tokens = (torch.arange(count, device=given.device)[None] * 31) % given.config.vocab_size
-    modes = [(module, module.training) for module in given.modules()]
+    count = min(16, original.config.max_position_embeddings)
+    tokens = (torch.arange(count, device=original.device)[None] * 31) % original.config.vocab_size
+    modes = [(module, module.training) for module in original.modules()]
     try:
-        expected, found = (model.eval()(input_ids=tokens).logits.float() for model in (given, made))
+        expected, after = (m.eval()(input_ids=tokens).logits.float() for m in (original, converted))
     finally:
         for module, training in modes:
             module.training = training
-    difference = float((found - expected).abs().max() / expected.abs().max())
-    if not difference <= max(torch.finfo(given.dtype).eps, SINGLE) ** 0.5:
+    difference = float((after - expected).abs().max() / expected.abs().max())
+    if not difference <= max(torch.finfo(original.dtype).eps, SINGLE) ** 0.5:
         raise RunError(
             f"model: as another class its logits would differ by {difference:.1e} of the largest; "
             "it computes something that its configuration does not say"

@@ -51,8 +51,8 @@ def draw_blocks(blocks: Mapping[str, BlockConfig], columns: int = 6) -> str:
     width, height = min(len(blocks), columns) * _COLUMN, rows * _ROW
     elements = [
         element
-        for place, (name, block) in enumerate(blocks.items())
-        for element in _column(name, block, place % columns * _COLUMN, place // columns * _ROW)
+        for index, (name, block) in enumerate(blocks.items())
+        for element in _column(name, block, index % columns * _COLUMN, index // columns * _ROW)
     ]
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -103,11 +103,11 @@ def _column(name: str, block: BlockConfig, left: int, top: int) -> list[str]:
 def _sequential(block: BlockConfig, drawing: _Drawing) -> None:
     """Draw each sub-block from its norm (with post-norm, its first matrix) up to its sum."""
     drawing.line((88, 30), (88, _ROW - 34))
-    for place, branch in enumerate((block.attention_branch, block.mlp_branch)):
-        bottom = y = _ROW - 66 - 6 * _STEP * place
+    for branch_index, branch in enumerate((block.attention_branch, block.mlp_branch)):
+        bottom = y = _ROW - 66 - 6 * _STEP * branch_index
         if block.norm_placement == "pre":
             y = _norm(drawing, block.norm, 38, y)
-        y = (_mlp if place else _attention)(drawing, block, 38, y, 97)
+        y = (_mlp if branch_index else _attention)(drawing, block, 38, y, 97)
         _skip(drawing, branch, y + 11, bottom + 27)
         if block.norm_placement == "post":
             _norm(drawing, block.norm, 38, y - 26)
@@ -129,9 +129,9 @@ def _parallel(block: BlockConfig, drawing: _Drawing) -> None:
 def _attention(drawing: _Drawing, block: BlockConfig, x: int, y: int, width: int) -> int:
     """Draw matrices, mixing and projection; return the y above them."""
     attention, third = block.attention, width // 3
-    for place, name in enumerate(("query", "key", "value")):
+    for index, name in enumerate(("query", "key", "value")):
         kind = _kind(getattr(attention, name))
-        drawing.box(x + place * (third + 2), y, third - 2, "QKV"[place], kind)
+        drawing.box(x + index * (third + 2), y, third - 2, "QKV"[index], kind)
     mixing = ("A", "box") if attention.shaping is None else ("αI+βA−γC", "special")
     drawing.box(x, y - _STEP, width, *mixing)
     drawing.box(x, y - 2 * _STEP, width, "P", _kind(attention.projection))
@@ -150,18 +150,18 @@ def _besides(block: BlockConfig) -> Iterator[str]:
         yield "branch norm"
     for path, value in _changed(block, preset("pre-ln")):
         drawn = isinstance(value, NoNorm) or (path == "mlp.activation" and block.mlp.gated)
-        if not drawn and not f"{path}.".startswith(tuple(f"{one}." for one in SHOWN)):
+        if not drawn and not f"{path}.".startswith(tuple(f"{field}." for field in SHOWN)):
             yield _said(path.rpartition(".")[2], value)
 
 
-def _changed(part: Any, other: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _changed(part: Any, reference: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """List path and value of each field that differs between two parts."""
     for field in dataclasses.fields(part):
-        one, two = getattr(part, field.name), getattr(other, field.name, None)
-        if one != two:
-            alike = isinstance(one, BlockPart) and type(one) is type(two)
+        value, usual = getattr(part, field.name), getattr(reference, field.name, None)
+        if value != usual:
+            alike = isinstance(value, BlockPart) and type(value) is type(usual)
             path = f"{prefix}{field.name}"
-            yield from _changed(one, two, f"{path}.") if alike else [(path, one)]
+            yield from _changed(value, usual, f"{path}.") if alike else [(path, value)]
 
 
 def _said(name: str, value: Any) -> str:

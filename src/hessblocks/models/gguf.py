@@ -72,9 +72,9 @@ def open_gguf(path: str | Path) -> Any:
     class Reader(gguf.GGUFReader):
         data: Any
 
-        def _get(self, *place: Any, **more: Any) -> Any:
+        def _get(self, *arguments: Any, **keywords: Any) -> Any:
             self.data = self.data.view(np.ndarray)  # slices of a memmap are slow
-            return super()._get(*place, **more)
+            return super()._get(*arguments, **keywords)
 
     return Reader(path)
 
@@ -96,7 +96,7 @@ def check_gguf(path: Path) -> Any:
     Cost: reads the header; the weights are memory-mapped, not read.
     """
     if not path.is_file():
-        raise ArgumentError(f"MODEL: {path} is no file; give a GGUF file that exists.")
+        raise ArgumentError(f"MODEL: {path} is not a file; give a GGUF file that exists.")
     if not importlib.util.find_spec("gguf"):
         raise ArgumentError("MODEL: a GGUF file needs the package gguf: pip install gguf")
     try:
@@ -105,14 +105,14 @@ def check_gguf(path: Path) -> Any:
         kind = str(reader.fields["general.architecture"].contents())
     except Exception as error:  # a file from elsewhere may cause any kind of error
         raise RunError(
-            f"MODEL: {path} is damaged or no GGUF file ({_short(error)}); copy or download it "
+            f"MODEL: {path} is damaged or not a GGUF file ({_short(error)}); copy or download it "
             "again."
         ) from error
-    known = sorted({*GGUF_CONFIG_MAPPING} - {*NO_MODELS})
-    if kind not in known:
+    supported = sorted({*GGUF_CONFIG_MAPPING} - {*NO_MODELS})
+    if kind not in supported:
         raise ArgumentError(
             f"MODEL: {path} holds a model of the architecture {printable(kind)!r}, which "
-            f"transformers does not read from GGUF; it reads {', '.join(known)}."
+            f"transformers does not read from GGUF; it reads {', '.join(supported)}."
         )
     values = _values(reader, path)
     if values.get("split.count", 1) != 1:
@@ -174,32 +174,41 @@ def complete_config(path: Path, reader: Any, config: Any) -> None:
     """
     values = _values(reader, path)
     kind = values["general.architecture"]
-    own = {k.removeprefix(f"{kind}."): v for k, v in values.items() if k.startswith(f"{kind}.")}
-    heads = own.get("attention.head_count", 0)
-    own.setdefault("attention.head_count_kv", heads)
-    if kind == "falcon" and own["attention.head_count_kv"] != 1:
+    fields = {k.removeprefix(f"{kind}."): v for k, v in values.items() if k.startswith(f"{kind}.")}
+    heads = fields.get("attention.head_count", 0)
+    fields.setdefault("attention.head_count_kv", heads)
+    if kind == "falcon" and fields["attention.head_count_kv"] != 1:
         # llama.cpp stores grouped queries, keys and values in another order
-        raise _unread(path, "falcon.attention.head_count_kv", own["attention.head_count_kv"])
+        raise _unread(path, "falcon.attention.head_count_kv", fields["attention.head_count_kv"])
     if getattr(config, "sliding_window", None) is not None and kind != "gemma2":
-        if kind.startswith("gemma") and "attention.sliding_window" not in own:
+        if kind.startswith("gemma") and "attention.sliding_window" not in fields:
             raise _unread(path, f"{kind}.attention.sliding_window", None)
         config.sliding_window = None
-    rope = {k: own.pop(k) for k in list(own) if k.startswith("rope.")}
-    for key, value in own.items():
-        if value != _set(config, key, value) and key not in WITHOUT_EFFECT:
-            raise _unread(path, f"{kind}.{key}", value)
-    if not any(key.endswith("norm_epsilon") or "rms_epsilon" in key for key in own):
-        raise _unread(path, f"{kind}.attention.layer_norm_epsilon", None)
-    if kind in LARGEST:
-        width = config.hidden_size // heads
-        large = config.num_hidden_layers == LARGEST[kind]
-        config.query_pre_attn_scalar = width if large else config.head_dim
     try:
-        _set_positions(path, reader, config, {f"{kind}.{k}": v for k, v in rope.items()})
+        _set_all(path, reader, config, kind, fields)
     except HessblocksError:
         raise
-    except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise _unread(path, f"{kind}.rope", rope) from error
+    except Exception as error:  # a value of another type may cause any kind of error
+        raise ArgumentError(
+            f"MODEL: {path}: a value of {kind}.* is of another type ({_short(error)}); copy or "
+            "download the file again."
+        ) from error
+
+
+def _set_all(path: Path, reader: Any, config: Any, kind: str, fields: dict[str, Any]) -> None:
+    """Write the values of an architecture's keys into a configuration."""
+    rope = {k: fields.pop(k) for k in list(fields) if k.startswith("rope.")}
+    for key, value in fields.items():
+        if value != _set(config, key, value) and key not in WITHOUT_EFFECT:
+            raise _unread(path, f"{kind}.{key}", value)
+    epsilons = [value for key, value in fields.items() if key.endswith("_epsilon")]
+    if len({*epsilons}) != 1:  # a file may name those of both norms, but a model has one
+        raise _unread(path, f"{kind}.attention.layer_norm_epsilon", epsilons or None)
+    if kind in LARGEST:
+        width = config.hidden_size // fields["attention.head_count"]
+        large = config.num_hidden_layers == LARGEST[kind]
+        config.query_pre_attn_scalar = width if large else config.head_dim
+    _set_positions(path, reader, config, {f"{kind}.{k}": v for k, v in rope.items()})
 
 
 def _set(config: Any, key: str, value: Any) -> Any:
@@ -219,12 +228,12 @@ def _set(config: Any, key: str, value: Any) -> Any:
         if old != value and (value or not isinstance(value, int)):
             setattr(config, field, value)
         return value if value is not None else 0.0
-    each = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    per_head = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
     computed = {
         "feed_forward_length": 4 * config.hidden_size,
         "attention.head_count_kv": heads,
-        "attention.key_length": each,
-        "attention.value_length": each,
+        "attention.key_length": per_head,
+        "attention.value_length": per_head,
         "attention.causal": True,
         "ssm.dt_b_c_rms": False,
     }
@@ -242,11 +251,11 @@ def _set_positions(path: Path, reader: Any, config: Any, rope: dict[str, Any]) -
             raise _unread(path, *next(iter(rope.items())))
         return
     full = dict(positions.get("full_attention", positions))
-    each = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    turned = parts.pop("dimension_count", each)
+    per_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    turned = parts.pop("dimension_count", per_head)
     if "partial_rotary_factor" in full:
-        full["partial_rotary_factor"] = turned / each
-    elif turned != each:
+        full["partial_rotary_factor"] = turned / per_head
+    elif turned != per_head:
         raise _unread(path, f"{kind}.rope.dimension_count", turned)
     if "freq_base" not in parts and full["rope_theta"] != 1e4:  # llama.cpp's default
         raise _unread(path, f"{kind}.rope.freq_base", None)
@@ -255,6 +264,8 @@ def _set_positions(path: Path, reader: Any, config: Any, rope: dict[str, Any]) -
         base = float(parts.pop("freq_base_swa"))
         positions["sliding_attention"] = {**positions["sliding_attention"], "rope_theta": base}
     full |= _scaling(parts)
+    if min(full["rope_theta"], full.get("factor", 1.0)) <= 0:
+        raise _unread(path, f"{kind}.rope", rope)
     if tensors and full["rope_type"] == "default":
         factors = torch.from_numpy(tensors["rope_freqs.weight"].data.copy()).double()
         full |= _llama3(path, factors, full["rope_theta"], turned)
@@ -273,13 +284,13 @@ def _scaling(parts: dict[str, Any]) -> dict[str, Any]:
     factor = parts.pop("scaling.factor", parts.pop("scale_linear", 1.0))
     length = parts.pop("scaling.original_context_length", None)
     if scaling == "yarn":
-        found = {"rope_type": "yarn", "factor": float(factor)}
+        yarn = {"rope_type": "yarn", "factor": float(factor)}
         if length is None:
             parts["scaling.original_context_length"] = None  # is needed: the caller refuses
         for name in ("beta_fast", "beta_slow"):
             if (key := f"scaling.yarn_{name}") in parts:
-                found[name] = float(parts.pop(key))
-        return {**found, "original_max_position_embeddings": length}
+                yarn[name] = float(parts.pop(key))
+        return {**yarn, "original_max_position_embeddings": length}
     if scaling not in (None, "none", "linear"):
         parts["scaling.type"] = scaling
     if factor in (0.0, 1.0) or scaling == "none":
@@ -336,7 +347,7 @@ def stored_types(path: Path, reader: Any, config: Any, auto: Any) -> dict[str, s
     names = get_gguf_hf_weights_map(model, TENSOR_PROCESSORS.get(kind, TensorProcessor)())
     state, tensors = model.state_dict(), {t.name: t for t in reader.tensors}
     tensors.pop("rope_freqs.weight", None)  # `complete_config` has read it
-    found = {}
+    types = {}
     for name, tensor in tensors.items():
         parameter, type_ = names.get(name), GGMLQuantizationType(tensor.tensor_type).name
         shown = printable(name)
@@ -352,8 +363,8 @@ def stored_types(path: Path, reader: Any, config: Any, auto: Any) -> dict[str, s
                 f"MODEL: {path}: {shown} has {tensor.n_elements:,} entries, expected "
                 f"{state[parameter].numel():,} by the sizes in the header."
             )
-        found[parameter] = type_
-    if missing := [name for name, _ in model.named_parameters() if name not in found]:
+        types[parameter] = type_
+    if missing := [name for name, _ in model.named_parameters() if name not in types]:
         raise ArgumentError(
             f"MODEL: {path} has no weights for {', '.join(missing[:3])}; copy or download it again."
         )
@@ -362,7 +373,7 @@ def stored_types(path: Path, reader: Any, config: Any, auto: Any) -> dict[str, s
         raise RunError(
             f"MODEL: {path} holds output.weight, but {kind} shares it with token_embd.weight."
         )
-    return {n: t for n, t in found.items() if state[n].ndim > 1}
+    return {n: t for n, t in types.items() if state[n].ndim > 1}
 
 
 def stored_words(config: Any) -> str:
@@ -391,13 +402,15 @@ def stored_within(config: Any, bits: int) -> int:
 
 
 def _types(config: Any) -> list[str]:
-    family = getattr(config, "family", None) or {}
-    return list((getattr(config, "stored_types", None) or family.get("stored_types", {})).values())
+    family = getattr(config, "family", None)
+    family = family if isinstance(family, dict) else {}
+    types = getattr(config, "stored_types", None) or family.get("stored_types")
+    return [str(type_) for type_ in types.values()] if isinstance(types, dict) else []
 
 
 def _bits(type_: str) -> int:
     """Read the bits of a GGUF type from its name, such as IQ4_XS; scales are not counted."""
-    return int(found[0]) if (found := re.search(r"\d+", type_)) else FULL
+    return int(digits[0]) if (digits := re.search(r"\d+", type_)) else FULL
 
 
 @contextmanager

@@ -14,14 +14,14 @@ ENDING = ".json"
 
 
 def read_blocks(
-    words: Sequence[str], what: str = "--presets", known: Sequence[str] = PRESETS
+    words: Sequence[str], option: str = "--presets", presets: Sequence[str] = PRESETS
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Read names of blocks; a file's block is named like the file, without the suffix.
 
     Args:
         words: presets, variants in brackets, files, or several of these joined by +.
-        what: name of the argument, for errors.
-        known: allowed names besides files.
+        option: name of the argument, for errors.
+        presets: allowed names besides files.
 
     Returns:
         The names; and for each file, name and block as JSON.
@@ -34,15 +34,15 @@ def read_blocks(
     names = []
     try:
         for word in words:
-            parts = [_named(one, files) for one in pattern_names(word)]
-            for one in parts:
-                check_name(what, parted(one)[0], [*known, *files])
+            parts = [_named(part, files) for part in pattern_names(word)]
+            for part in parts:
+                check_name(option, parted(part)[0], [*presets, *files])
             names.append(JOIN.join(parts))
         blocks = {name: canonical(_read(path).to_dict()) for name, path in files.items()}
     except _FileError as refusal:
-        raise ArgumentError(f"{what}: {refusal}") from refusal
+        raise ArgumentError(f"{option}: {refusal}") from refusal
     if not names:
-        raise ArgumentError(f"{what}: expected names with commas; known: {', '.join(known)}.")
+        raise ArgumentError(f"{option}: expected names with commas; known: {', '.join(presets)}.")
     return tuple(names), tuple(blocks.items())
 
 
@@ -59,14 +59,14 @@ def _named(word: str, files: dict[str, Path]) -> str:
     if name in PRESETS or files.setdefault(name, path) != path:
         raise _FileError(f"there are two blocks called {name!r}; rename {path}.")
     if not stays_inside(name) or not name or set(name) & set("+,[]"):
-        raise _FileError(f"{path} gives a block no name; rename it.")
+        raise _FileError(f"{path}: its name cannot name a block; rename the file.")
     return name + brackets
 
 
 def _read(path: Path) -> BlockConfig:
     """Read a block from a file in the format of `BlockConfig.to_dict`."""
     if not path.is_file():
-        raise _FileError(f"{path} is no file; give one that exists.")
+        raise _FileError(f"{path} is not a file; give one that exists.")
     try:
         return BlockConfig.from_dict(read_object(path))
     except (ArgumentError, RunError) as error:

@@ -128,8 +128,8 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
             **others,
         )
         last = isinstance(logits_to_keep, int)
-        kept = slice(-logits_to_keep if logits_to_keep else None, None) if last else logits_to_keep
-        logits = self._capped_logits(outputs.last_hidden_state[:, kept])
+        ends = slice(-logits_to_keep if logits_to_keep else None, None) if last else logits_to_keep
+        logits = self._capped_logits(outputs.last_hidden_state[:, ends])
         loss = None if labels is None else next_token_loss(logits, labels, num_items_in_batch)
         return CausalLMOutputWithPast(
             loss=loss,

@@ -51,8 +51,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
         super().__init__(config)
         blocks = config.blocks
         block = blocks[0]
-        windows = (own.attention.window for own in blocks)
-        self.windows = {one for one in windows if one is not None}
+        windows = (layer_block.attention.window for layer_block in blocks)
+        self.windows = {window for window in windows if window is not None}
         if self.windows and not config.causal:
             raise ArgumentError(
                 "attention.window: it counts the tokens before a token, and a model that attends "
@@ -61,15 +61,15 @@ class HessblocksModel(HessblocksPreTrainedModel):
         self.position = block.position
         self.token_embedding: nn.Module = nn.Embedding(config.vocab_size, block.width)
         self.position_embedding = block.position.build(config.context, block.width)
-        self.layers = nn.ModuleList(Layer(own, n, config.depth) for n, own in enumerate(blocks))
+        self.layers = nn.ModuleList(Layer(part, n, config.depth) for n, part in enumerate(blocks))
         first: Layer = self.layers[0]  # type: ignore[assignment]
         for layer in self.layers:
             layer.share(first)  # type: ignore[operator]
         self.final_norm = block.final_norm.build(block.width)
-        counts = {one.heads for one in blocks if one.attends}
+        counts = {layer_block.heads for layer_block in blocks if layer_block.attends}
         self._heads = counts.pop() if len(counts) == 1 else 1  # heads of a user's mask
-        own = [] if isinstance(block.position, LearnedPosition) else [self.position_embedding]
-        for part in (self.layers, self.final_norm, *filter(None, own)):
+        positions = [] if isinstance(block.position, LearnedPosition) else [self.position_embedding]
+        for part in (self.layers, self.final_norm, *filter(None, positions)):
             keep_values(part)
         self.post_init()
 
@@ -105,9 +105,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
         attention_functions.check_mask(
             attention_mask, (x.shape[0], x.shape[1]), self._heads, past_key_values
         )
-        given = (x, attention_mask, position_ids, past_key_values)
-        self._refuse_packing(given)
-        places = self._places(given, past)
+        inputs = (x, attention_mask, position_ids, past_key_values)
+        self._refuse_packing(inputs)
+        places = self._places(inputs, past)
         if self.position_embedding is not None:
             embedded = _looked_up(
                 self.position_embedding,
@@ -116,13 +116,13 @@ class HessblocksModel(HessblocksPreTrainedModel):
                 f"{self.config.context}",
             )
             x = x + embedded.to(x.dtype)
-        bias = self._bias(given, past, places)
+        bias = self._bias(inputs, past, places)
         biased = partial(attention_functions.with_bias, bias=bias, causal=self.config.causal)
-        windows = {window: self._mask_of(window, past, given) for window in self.windows}
+        windows = {window: self._mask_of(window, past, inputs) for window in self.windows}
         own_mask = attention_functions.has_own_mask(attention_mask, position_ids)
         context = Context(
             causal=self.config.causal,
-            mask=biased(self._mask(given)),
+            mask=biased(self._mask(inputs)),
             windows={window: biased(mask) for window, mask in windows.items()},
             allowed=attention_functions.real_tokens(attention_mask),
             aligned=not own_mask and bias is None,
@@ -145,9 +145,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
             hidden_states=(*states[:-1], last) if output_hidden_states else None,
         )
 
-    def _refuse_packing(self, given: _Given) -> None:
+    def _refuse_packing(self, inputs: _Given) -> None:
         """Refuse packed sequences that flash, a 2-D mask, a cache or full attention would mix."""
-        _, mask, positions, cache = given
+        _, mask, positions, cache = inputs
         if (
             positions is not None
             and (not self.config.causal or mask is not None or cache is not None)
@@ -181,9 +181,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
             f"{self.config.vocab_size}; use the tokenizer that the model was trained with",
         )
 
-    def _places(self, given: _Given, past: int | Tensor) -> Tensor:
+    def _places(self, inputs: _Given, past: int | Tensor) -> Tensor:
         """Make positions (sequences, tokens), by default counted over the unpadded tokens."""
-        x, mask, positions, _ = given
+        x, mask, positions, _ = inputs
         tokens = x.shape[1]
         real = attention_functions.real_tokens(mask)
         limited = isinstance(self.position_embedding, nn.Embedding)
@@ -204,30 +204,30 @@ class HessblocksModel(HessblocksPreTrainedModel):
             return new[None]
         return (real.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, new)
 
-    def _distant(self, given: _Given, past: int | Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def _distant(self, inputs: _Given, past: int | Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return positions of queries and keys; with a cache, counted over unpadded tokens."""
-        x, mask, positions, cache = given
+        x, mask, positions, cache = inputs
         if cache is None:
             return places, places
         tokens, keys = x.shape[1], cache.get_mask_sizes(x.shape[1], 0)[0]
         real = attention_functions.real_tokens(mask)
-        found = torch.arange(keys, device=x.device)[None]
+        key_places = torch.arange(keys, device=x.device)[None]
         if real is not None:
             real = nn.functional.pad(real, (0, keys - real.shape[1]))
-            found = (real.cumsum(dim=-1) - 1).clamp(min=0)
-        own = found.index_select(1, past + torch.arange(tokens, device=x.device))
+            key_places = (real.cumsum(dim=-1) - 1).clamp(min=0)
+        query_places = key_places.index_select(1, past + torch.arange(tokens, device=x.device))
         if positions is not None and not torch.compiler.is_compiling():
-            other = own - positions  # with a mask of four axes, padding may come first
-            other = other != (other[:, -1:] if mask is not None and real is None else 0)
-            other &= (positions > 0) if real is None else real[:, int(past) :][:, :tokens]
-            if bool(other.any()):
+            differs = query_places - positions  # with a mask of four axes, padding may come first
+            differs = differs != (differs[:, -1:] if mask is not None and real is None else 0)
+            differs &= (positions > 0) if real is None else real[:, int(past) :][:, :tokens]
+            if bool(differs.any()):
                 raise ArgumentError(
                     f"position_ids: behind a cache {self.position.kind} counts the unpadded tokens "
                     "by itself, and these are others; leave position_ids out"
                 )
-        return own, found
+        return query_places, key_places
 
-    def _bias(self, given: _Given, past: int | Tensor, places: Tensor) -> Tensor | None:
+    def _bias(self, inputs: _Given, past: int | Tensor, places: Tensor) -> Tensor | None:
         """Compute the position bias that is added to the scores, or None."""
         if not self.position.biased:
             return None
@@ -237,20 +237,20 @@ class HessblocksModel(HessblocksPreTrainedModel):
                 f"attn_implementation: {name} is not used with {self.position.kind}; use "
                 f"{' or '.join(attention_functions.WITH_EXTRAS)}"
             )
-        own, keys = self._distant(given, past, places)
-        return self.position.bias(own, keys, self._heads, given[0].dtype)
+        queries, keys = self._distant(inputs, past, places)
+        return self.position.bias(queries, keys, self._heads, inputs[0].dtype)
 
-    def _mask(self, given: _Given) -> Tensor | None:
-        x, mask, positions, cache = given
+    def _mask(self, inputs: _Given) -> Tensor | None:
+        x, mask, positions, cache = inputs
         if self.config.causal:
-            found = create_causal_mask(self.config, x, mask, cache, position_ids=positions)
+            allowed = create_causal_mask(self.config, x, mask, cache, position_ids=positions)
         else:
-            found = create_bidirectional_mask(self.config, x, mask)
-        return cast(Tensor | None, found)
+            allowed = create_bidirectional_mask(self.config, x, mask)
+        return cast(Tensor | None, allowed)
 
-    def _mask_of(self, window: int, past: int | Tensor, given: _Given) -> Any:
+    def _mask_of(self, window: int, past: int | Tensor, inputs: _Given) -> Any:
         """Make the mask of layers with this window; restrict a user's mask to the window."""
-        x, mask, positions, cache = given
+        x, mask, positions, cache = inputs
         name = self.config._attn_implementation
         if name not in WITH_MASKS:
             raise ArgumentError(
@@ -290,7 +290,7 @@ def _uncached(use_cache: bool | None, cache: Cache | None) -> tuple[bool, None]:
 def _looked_up(embedding: nn.Module, indices: Tensor | None, outside: str) -> Tensor:
     """Look up rows of an embedding; on a CPU, name an index that is out of range."""
     try:
-        found: Tensor = embedding(indices)
+        rows: Tensor = embedding(indices)
     except IndexError as error:
         raise ArgumentError(outside) from error
-    return found
+    return rows

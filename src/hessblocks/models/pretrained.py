@@ -2,7 +2,6 @@
 
 import inspect
 import warnings
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
@@ -11,34 +10,33 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hessblocks.errors import ArgumentError, RunError, unknown_name
-from hessblocks.models.card import write_card
 from hessblocks.models.configuration import HessblocksConfig
 
 HEADS = ("lm_head", "score")
 """Modules that may lack weights or have no use for them, such as a new classifier's head."""
 
 
-def check_complete(path: Any, found: dict[str, Any]) -> None:
+def check_complete(path: Any, report: dict[str, Any]) -> None:
     """Check that loaded weights fit the model; warn if a head is new.
 
     Args:
         path: path or name of the weights.
-        found: transformers' `output_loading_info`.
+        report: transformers' `output_loading_info`.
 
     Raises:
         RunError: weights do not fit; the message names the first ones.
     """
-    for name, stored, expected in sorted(found["mismatched_keys"]):
-        what = "vocabulary" if "token_embedding" in name else "sizes"
+    for name, stored, expected in sorted(report["mismatched_keys"]):
+        part = "vocabulary" if "token_embedding" in name else "sizes"
         raise RunError(
-            f"{path}: the weights and the configuration differ in their {what}: {name} is "
+            f"{path}: the weights and the configuration differ in their {part}: {name} is "
             f"{tuple(stored)} in the file, {tuple(expected)} in the configuration; load with the "
             "configuration that was saved with the weights"
         )
-    missing = sorted(found["missing_keys"])
+    missing = sorted(report["missing_keys"])
     strange = [
         f"{kind} {name}"
-        for kind, names in (("without", missing), ("with", sorted(found["unexpected_keys"])))
+        for kind, names in (("without", missing), ("with", sorted(report["unexpected_keys"])))
         for name in names
         if name.split(".")[0] not in HEADS
     ]
@@ -108,7 +106,7 @@ class HessblocksPreTrainedModel(PreTrainedModel):
         verbosity = logging.get_verbosity()
         logging.set_verbosity_error()  # `check_complete` reports missing and unexpected keys
         try:
-            model, found = load(path, *arguments, **keywords)
+            model, mismatches = load(path, *arguments, **keywords)
         except SafetensorError as error:
             raise RunError(
                 f"{path}: the weights are damaged or cut off ({error}); copy or save the model "
@@ -116,26 +114,8 @@ class HessblocksPreTrainedModel(PreTrainedModel):
             ) from error
         finally:
             logging.set_verbosity(verbosity)
-        check_complete(path, found | {"mismatched_keys": ()} if resize else found)
-        return (model, found) if report else model
-
-    def save_pretrained(
-        self, save_directory: Any, is_main_process: bool = True, *arguments: Any, **keywords: Any
-    ) -> None:
-        """Save the model as `PreTrainedModel.save_pretrained` does, with a model card.
-
-        Args:
-            save_directory: created if missing; a README.md there that is not ours is kept.
-            is_main_process: whether this process writes.
-            *arguments: as in transformers.
-            **keywords: as in transformers.
-
-        Raises:
-            RunError: the card cannot be written.
-        """
-        super().save_pretrained(save_directory, is_main_process, *arguments, **keywords)
-        if is_main_process and (folder := Path(save_directory)).is_dir():
-            write_card(folder, self, {})
+        check_complete(path, mismatches | {"mismatched_keys": ()} if resize else mismatches)
+        return (model, mismatches) if report else model
 
     def _init_weights(self, module: nn.Module) -> None:
         if getattr(module, KEPT, False):
@@ -152,18 +132,18 @@ HARMLESS = ("cache_position", "use_cache")
 """Arguments that callers pass to all Hugging Face models, without effect on our models' output."""
 
 
-def check_keywords(given: dict[str, Any], model: type[nn.Module]) -> None:
+def check_keywords(keywords: dict[str, Any], model: type[nn.Module]) -> None:
     """Refuse keywords that would be ignored, unless their value is None.
 
     Args:
-        given: keywords by name.
+        keywords: by name.
         model: class of the called model; the error names its arguments.
 
     Raises:
         ArgumentError: an unknown keyword, segments, or attention matrices, which the models do not
             return.
     """
-    for name, value in given.items():
+    for name, value in keywords.items():
         if value is None or name in HARMLESS:
             continue
         if name == "token_type_ids":
@@ -173,8 +153,8 @@ def check_keywords(given: dict[str, Any], model: type[nn.Module]) -> None:
             )
         if name != "output_attentions":
             taken = inspect.signature(model.forward).parameters
-            known = sorted({*taken, "output_hidden_states"} - {"self", "others"})
-            raise unknown_name("argument of the model", name, known)
+            names = sorted({*taken, "output_hidden_states"} - {"self", "others"})
+            raise unknown_name("argument of the model", name, names)
         if value:
             raise ArgumentError(
                 "output_attentions: the models never hold attention matrices; "

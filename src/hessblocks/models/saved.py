@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import metadata_load, try_to_load_from_cache
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from safetensors import SafetensorError
 from torch import nn
@@ -52,12 +52,12 @@ class Saved:
 
     source: str
     """Name or path from the user."""
-    place: str
+    location: str
     """Folder or hub name that transformers loads."""
     config: Any
     """Its configuration."""
     gguf: str | None = None
-    """GGUF file in `place` with model and tokeniser; None for other formats."""
+    """GGUF file in `location` with model and tokeniser; None for other formats."""
     reader: Any = None
     """Reader of the GGUF file."""
 
@@ -81,24 +81,24 @@ class Saved:
         """
         if is_gguf(source):
             return cls._in_file(source, Path(source))
-        place = _place(source)
-        _warn_of_other_weights(source, Path(place))
+        location = _place(source)
+        _warn_of_other_weights(source, Path(location))
         with quiet():
-            return cls(source=source, place=place, config=_config(source, place))
+            return cls(source=source, location=location, config=_config(source, location))
 
     @classmethod
     def _in_file(cls, source: str, path: Path) -> Self:
         reader = check_gguf(path)
-        place = str(path.parent)
+        folder = str(path.parent)
         with quiet(), reading(reader):
             try:
-                config = AutoConfig.from_pretrained(place, gguf_file=path.name, **_LOCAL)
+                config = AutoConfig.from_pretrained(folder, gguf_file=path.name, **_LOCAL)
             except Exception as error:  # a file from elsewhere may cause any kind of error
                 raise RunError(
                     f"MODEL: {source} cannot be loaded ({_first_line(error)})."
                 ) from error
         complete_config(path, reader, config)
-        return cls(source=source, place=place, config=config, gguf=path.name, reader=reader)
+        return cls(source=source, location=folder, config=config, gguf=path.name, reader=reader)
 
     @property
     def name(self) -> str:
@@ -109,21 +109,32 @@ class Saved:
         return printable(folder.resolve().name if folder.is_dir() else self.source)
 
     @property
+    def licence(self) -> str | None:
+        """Licence by the GGUF file's header or the folder's card; None if neither names one."""
+        try:
+            if self.reader:
+                return str(self.reader.fields["general.license"].contents())
+            found = (metadata_load(_folder_of(self.place) / storage.CARD) or {})["license"]
+            return found if isinstance(found, str) else None
+        except Exception:  # a file from elsewhere may cause any kind of error
+            return None
+
+    @property
     def kinds(self) -> list[str]:
         """Names of the model's classes in its configuration; may be empty."""
         return list(getattr(self.config, "architectures", None) or [])
 
     def class_of(self, auto: Any) -> str | None:
         """Find the class that an Auto class selects for this model; None if there is none."""
-        known = auto._model_mapping
-        return known[type(self.config)].__name__ if type(self.config) in known else None
+        classes = auto._model_mapping
+        return classes[type(self.config)].__name__ if type(self.config) in classes else None
 
-    def load(self, auto: Any, **more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    def load(self, auto: Any, **keywords: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
         """Read the weights, only from safetensors or GGUF.
 
         Args:
             auto: Auto class of transformers that makes the model.
-            **more: see `from_pretrained`.
+            **keywords: see `from_pretrained`.
 
         Returns:
             The model in float32, and transformers' information on missing and unexpected keys.
@@ -132,24 +143,24 @@ class Saved:
             HessblocksError: the weights do not fit the configuration.
             RunError: damaged files, or weights that are not finite.
         """
-        more |= self._file
+        keywords |= self._file
         types: dict[str, str] = {}
         if self.gguf:
-            more["config"] = self.config  # reading it again would take seconds
+            keywords["config"] = self.config  # reading it again would take seconds
         quantised = self.gguf or getattr(self.config, "quantization_config", None)
         bars = without_bars() if quantised else nullcontext()
         with quiet(), reading(self.reader), bars:
             try:
                 if self.gguf:
                     types = stored_types(Path(self.source), self.reader, self.config, auto)
-                model, found = auto.from_pretrained(
-                    self.place,
+                model, report = auto.from_pretrained(
+                    self.location,
                     **_LOCAL,
                     use_safetensors=True,
                     dtype=torch.float32,
                     output_loading_info=True,
                     ignore_mismatched_sizes=True,  # then the loading information names them
-                    **more,
+                    **keywords,
                 )
             except (HessblocksError, MemoryError):
                 raise
@@ -162,7 +173,7 @@ class Saved:
                 raise RunError(
                     f"MODEL: {self.source} cannot be loaded ({_first_line(error)})."
                 ) from error
-        check_complete(self.source, {**found, "missing_keys": (), "unexpected_keys": ()})
+        check_complete(self.source, {**report, "missing_keys": (), "unexpected_keys": ()})
         for name, weight in model.named_parameters():
             if not weight.isfinite().all():
                 raise RunError(
@@ -170,12 +181,12 @@ class Saved:
                     "be done with it."
                 )
         if not self.gguf:
-            _check_floats(self.source, self.place, model, found["unexpected_keys"])
+            _check_floats(self.source, self.location, model, report["unexpected_keys"])
         drop_quantization_config(model)
         model.config.return_dict = True
         if types:
             model.config.stored_types = types
-        return model, found
+        return model, report
 
     @property
     def _file(self) -> dict[str, str]:
@@ -194,19 +205,19 @@ class Saved:
             ArgumentError: it is needed, and there is none.
             RunError: it is needed and cannot be read; the message has the reason.
         """
-        folder = Path(self.place)
-        own = any((folder / name).is_file() for name in _TOKENIZERS)
+        folder = Path(self.location)
+        available = any((folder / name).is_file() for name in _TOKENIZERS)
         if self.reader:
-            own = "tokenizer.ggml.model" in self.reader.fields
-        if folder.is_dir() and not own:
+            available = "tokenizer.ggml.model" in self.reader.fields
+        if folder.is_dir() and not available:
             if needed:
                 raise ArgumentError(
-                    f"MODEL: {self.name} has no tokenizer beside it; save it into the folder."
+                    f"MODEL: {self.name} has no tokenizer; save it into the folder."
                 )
             return None
         with quiet(), reading(self.reader):
             try:
-                return AutoTokenizer.from_pretrained(self.place, **_LOCAL, **self._file)
+                return AutoTokenizer.from_pretrained(self.location, **_LOCAL, **self._file)
             except Exception as error:  # files from elsewhere may cause any kind of error
                 reason = (
                     f"MODEL: the tokenizer of {self.source} cannot be read ({_first_line(error)})"
@@ -221,8 +232,8 @@ def context_of(model: nn.Module) -> int | None:
     """Read a model's maximum sequence length; None if its configuration has none."""
     config = getattr(model, "config", None)
     for name in ("context", "max_position_embeddings", "n_positions"):
-        if isinstance(found := getattr(config, name, None), int) and found > 0:  # XLNet's is -1
-            return found - _places_of_padding(model, found)
+        if isinstance(length := getattr(config, name, None), int) and length > 0:  # XLNet's is -1
+            return length - _places_of_padding(model, length)
     return None
 
 
@@ -258,16 +269,16 @@ def _place(source: str) -> str:
     except HFValidationError as error:
         shown = source or "an empty name"
         raise ArgumentError(
-            f"MODEL: {shown} is no folder; give one that save_pretrained wrote, or a GGUF file."
+            f"MODEL: {shown} is not a folder; give one that save_pretrained wrote, or a GGUF file."
         ) from error
     return source
 
 
-def _warn_of_other_weights(source: str, place: Path) -> None:
+def _warn_of_other_weights(source: str, folder: Path) -> None:
     """Warn if the files of a model trained by hessblocks have changed or belong to another run."""
-    if not (place / storage.MANIFEST).is_file():
+    if not (folder / storage.MANIFEST).is_file():
         return
-    if fault := storage.check_in_place(place):
+    if fault := storage.check_in_place(folder):
         warnings.warn(
             f"MODEL: {source} {fault}; it is taken as it is now",
             storage.DamageWarning,
@@ -275,17 +286,17 @@ def _warn_of_other_weights(source: str, place: Path) -> None:
         )
 
 
-def _config(source: str, place: str) -> Any:
-    storage.check_model_folder(_folder_of(place))
+def _config(source: str, location: str) -> Any:
+    storage.check_model_folder(_folder_of(location))
     try:
-        config = AutoConfig.from_pretrained(place, **_LOCAL)
+        config = AutoConfig.from_pretrained(location, **_LOCAL)
     except Exception as error:
-        if Path(place).is_dir():
+        if Path(location).is_dir():
             raise ArgumentError(
                 f"MODEL: {source} holds no model that transformers knows ({_first_line(error)})."
             ) from error
         raise RunError(
-            f"MODEL: {source!r} is no folder, and no model of that name is in the local Hugging "
+            f"MODEL: {source!r} is not a folder, and no model of that name is in the local Hugging "
             f"Face cache; run `hf download {source}` where there is a network, or give a folder."
         ) from error
     storage.check_own_code(f"MODEL: {source}", config)
@@ -295,21 +306,21 @@ def _config(source: str, place: str) -> Any:
             f"is transformers' {config.model_type}",
             stacklevel=5,
         )
-    _check_alone(source, place)
+    _check_alone(source, location)
     return config
 
 
-def _folder_of(place: str) -> Path:
+def _folder_of(location: str) -> Path:
     """Find the folder with the files; for a hub name, in the local cache."""
-    if Path(place).is_dir():
-        return Path(place)
-    found = try_to_load_from_cache(place, "config.json")
-    return Path(found).parent if isinstance(found, str) else Path(place)
+    if Path(location).is_dir():
+        return Path(location)
+    cached = try_to_load_from_cache(location, "config.json")
+    return Path(cached).parent if isinstance(cached, str) else Path(location)
 
 
-def _check_alone(source: str, place: str) -> None:
+def _check_alone(source: str, location: str) -> None:
     """Refuse an adapter without its base model."""
-    if find_adapter_config_file(place, local_files_only=True):
+    if find_adapter_config_file(location, local_files_only=True):
         raise ArgumentError(
             f"MODEL: {source} holds an adapter of another model; merge both and give the merged "
             "model."
@@ -321,12 +332,12 @@ def _first_line(error: Exception) -> str:
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")[:200]
 
 
-def _check_floats(source: str, place: str, model: nn.Module, unused: Any) -> None:
+def _check_floats(source: str, location: str, model: nn.Module, unused: Any) -> None:
     """Refuse weights of integers or 8-bit floats, whose scales the model would not apply."""
     if getattr(model, "hf_quantizer", None):
         return
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
-    for name, kind in storage.tensor_types(_folder_of(place)).items():
+    for name, kind in storage.tensor_types(_folder_of(location)).items():
         used = name not in unused and name.rpartition(".")[2] not in buffers
         if used and kind not in ("F64", "F32", "F16", "BF16"):
             raise RunError(
@@ -337,14 +348,14 @@ def _check_floats(source: str, place: str, model: nn.Module, unused: Any) -> Non
 
 def _check_left_over(source: str, names: list[str], model: nn.Module) -> None:
     """Refuse weights of additional layers; warn of other weights that the model does not use."""
-    own = model.state_dict()
-    known = {_NUMBER.sub(".N.", name) for name in own}
-    layers = {_IN_LAYER.sub(r"\1", name) for name in own}
+    state = model.state_dict()
+    numbered = {_NUMBER.sub(".N.", name) for name in state}
+    layers = {_IN_LAYER.sub(r"\1", name) for name in state}
     others = [name for name in names if _IN_LAYER.sub(r"\1", name) not in layers]
-    if more := [name for name in others if _NUMBER.sub(".N.", name) in known]:
+    if extra := [name for name in others if _NUMBER.sub(".N.", name) in numbered]:
         raise RunError(
             f"MODEL: {source} holds weights of more layers than its configuration has "
-            f"({len(more)} tensors, the first {more[0]}); take the configuration that they were "
+            f"({len(extra)} tensors, the first {extra[0]}); take the configuration that they were "
             "saved with."
         )
     if names:
@@ -415,17 +426,17 @@ def load_saved(source: str, task: str) -> tuple[PreTrainedModel, Saved]:
     fitting = saved.class_of(auto)
     if fitting is None or (saved.kinds and fitting not in saved.kinds):
         kind = saved.kinds[0] if saved.kinds else type(saved.config).__name__
-        other = next((one for one, (head, _) in HEADS.items() if saved.class_of(head) == kind), "")
-        advice = f"; its task is {other}" if other else ""
+        tasks = [name for name, (head, _) in HEADS.items() if saved.class_of(head) == kind]
+        advice = f"; its task is {tasks[0]}" if tasks else ""
         expected = {"causal-lm": "a causal language model"}.get(task, f"a model for {task}")
         raise ArgumentError(
             f"MODEL: {source} is a {kind}, which {lacks}; expected {expected}{advice}."
         )
-    model, found = saved.load(auto)
-    if found["missing_keys"]:
-        names = ", ".join(sorted(found["missing_keys"])[:3])
+    model, report = saved.load(auto)
+    if report["missing_keys"]:
+        names = ", ".join(sorted(report["missing_keys"])[:3])
         raise ArgumentError(
             f"MODEL: {source} has no weights for {names}; expected a model of {task} with its head."
         )
-    _check_left_over(source, sorted(found["unexpected_keys"]), model)
+    _check_left_over(source, sorted(report["unexpected_keys"]), model)
     return model.eval(), saved

@@ -78,6 +78,15 @@ class ComparisonRow:
         return {moment: ratio for moment in MOMENTS if (ratio := getattr(self, moment)) is not None}
 
 
+BASELINE = "pre-ln"
+
+
+def baseline(rows: Sequence[ComparisonRow]) -> ComparisonRow:
+    """Choose the block that others are compared with: pre-ln, or the first that has results."""
+    measured = [row for row in rows if row.final_loss or row.ratios] or rows
+    return next((row for row in measured if row.preset == BASELINE), measured[0])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Curve:
     """Curve of one preset along training: means of each seed's values, averaged over seeds."""

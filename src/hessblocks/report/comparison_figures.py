@@ -9,8 +9,15 @@ from typing import Any
 
 from hessblocks.figures import Figure, Panel, Series, log_axis, plain_math
 from hessblocks.report.captions import ratio_text, seeds_and_error
-from hessblocks.report.comparison import MOMENTS, SIGNAL, Comparison, ComparisonRow, Curve
-from hessblocks.statistics import Average, Heterogeneity
+from hessblocks.report.comparison import (
+    MOMENTS,
+    SIGNAL,
+    Comparison,
+    ComparisonRow,
+    Curve,
+    baseline,
+)
+from hessblocks.statistics import Average, Heterogeneity, average
 from hessblocks.storage import NORM, Metric, ResultRow
 
 ROLES = [
@@ -69,6 +76,7 @@ Titled = Mapping[str, Sequence[Curve]]
 def all_figures(comparison: Comparison) -> tuple[Figure, ...]:
     """Make the figures that have values, in the order of the page."""
     figures = (
+        gap_figure(comparison),
         heterogeneity_figure(comparison),
         curvature_figure(comparison),
         loss_figure(comparison, "steps"),
@@ -77,6 +85,65 @@ def all_figures(comparison: Comparison) -> tuple[Figure, ...]:
         *along_figures(comparison),
     )
     return tuple(figure for figure in figures if figure is not None)
+
+
+def gap_figure(comparison: Comparison) -> Figure | None:
+    """Plot held-out loss minus the baseline's over steps, the mean of differences of equal seeds.
+
+    Args:
+        comparison: blocks with their losses.
+
+    Returns:
+        The figure as data; None if no two blocks have held-out losses at one step.
+    """
+    base = baseline(comparison.rows).preset
+    ends = {row.preset: row.end for row in comparison.rows}
+    losses: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for line in comparison.results.metrics:
+        if line.split == "validation" and line.step < ends[line.preset]:
+            losses[line.preset][line.step][line.seed] = line.loss
+    series = []
+    for preset in comparison.presets:
+        gaps = {
+            step: average(
+                [seeds[n] - losses[base][step][n] for n in seeds.keys() & losses[base][step]]
+            )
+            for step, seeds in losses[preset].items()
+            if preset != base and seeds.keys() & losses[base].get(step, {}).keys()
+        }
+        means = {step: mean for step, mean in sorted(gaps.items()) if mean is not None}
+        if means:
+            series.append(_averaged(preset, means, list(means.values())))
+    if not series:
+        return None
+    last = max(line.x[-1] for line in series)
+    settled = [
+        y for line in series for x, y in zip(line.x, line.y, strict=True) if x > SETTLED * last
+    ]
+    low, high = min(0.0, *settled), max(0.0, *settled)
+    margin = 2 * MARGIN * (high - low) or 1.0
+    ends_at = ", ".join(f"{line.name} {line.y[-1]:+.3f}" for line in series)
+    one = " (one seed)" if len(comparison.seeds) == 1 else ""
+    caption = (
+        f"Held-out loss minus that of {base} at the same step and seed: below 0 a block is ahead. "
+        "The axis is that of the steps after the first fifth.",
+        seeds_and_error(comparison.seeds, "the band", NO_BAND),
+    )
+    return Figure(
+        name="gap",
+        title=f"Gap to {base} at the end, in nats per token: {ends_at}{one}",
+        panels=_panels(
+            {f"Loss minus that of {base}": series},
+            x_label=AXES["steps"][1],
+            y_label="Gap (nats per token)",
+            limits=(low - margin, high + margin),
+            band=True,
+        ),
+        caption=plain_math(" ".join(caption)),
+        size=(8.0, 4.0),
+        columns=1,
+        marked=tuple(line.name for line in series),
+    )
 
 
 def curvature_figure(comparison: Comparison) -> Figure | None:

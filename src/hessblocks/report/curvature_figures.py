@@ -1,5 +1,7 @@
-"""Figures of a curvature run: norms of all groups, maps, spectra."""
+"""Figures of a curvature run: norms by layer and of all groups, maps, spectra."""
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
@@ -8,17 +10,17 @@ from matplotlib.figure import Figure as Drawn
 from hessblocks.drawing import draw_heatmap, set_scale, short_name
 from hessblocks.figures import MATPLOTLIB, PHONE, Figure, Panel, Series, log_axis, plain_math
 from hessblocks.report.comparison_figures import PARTS
-from hessblocks.report.templates import drawn_picture
+from hessblocks.report.templates import drawn_picture, layer_map, log10
 from hessblocks.storage import CurvatureResults, SpectrumRow
 
 LOOKS = {"outer": ("#0072B2", "s"), "functional": ("#E69F00", "^"), "full": ("#000000", "o")}
 """Colour and marker of each part."""
-ROWS = {False: (0.24, 9), True: (0.13, 7)}
-"""Whether there are many groups → height of a group in inches, and font size of its name."""
 LEGEND_INCHES = 2.2
 """Width of a legend entry, in inches."""
 MANY = 60
-"""More groups than this are drawn closer together."""
+"""A line for each of more groups than this would be longer than anybody reads."""
+MOST_KINDS = 40
+"""Most rows of the map of layers."""
 FLOOR = 1e-4
 """Smallest density shown, as a share of the largest."""
 
@@ -28,14 +30,16 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
     """Write figures/<name>.png and .svg of all that was measured.
 
     Returns:
-        Name (`norms`, `map-<part>`, `spectra-<part>`) → pictures to embed in a page.
+        Name (`layers`, `norms`, `map-<part>`, `spectra-<part>`) → pictures to embed in a page.
 
     Raises:
         RunError: a file cannot be written.
     """
     figures: dict[str, Figure | Drawn] = {}
     phones: dict[str, Drawn] = {}
-    if results.norms:
+    if layers := layers_map(results):
+        figures["layers"] = layers
+    if 0 < len(results.norms) <= MANY:
         figures["norms"], phones["norms"] = norms_figure(results, 9), norms_figure(results, PHONE)
     names = list(results.norms)
     for part, cells in results.cells.items():
@@ -50,12 +54,30 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
     }
 
 
+def layers_map(results: CurvatureResults) -> Figure | None:
+    """Draw norms of the last part, kinds of groups × layers; None for one layer or many kinds."""
+    part = results.parts[-1] if results.norms else ""
+    kinds: dict[str, dict[int, float]] = defaultdict(dict)
+    for name, norms in results.norms.items():
+        layer = results.layers[name]
+        if layer is not None:
+            kind = name.partition(f".{layer}.")[2] or name
+            kinds[kind.replace("_", " ")][layer] = log10(norms[part].value)
+    depth = 1 + max((max(layers) for layers in kinds.values()), default=0)
+    if depth < 2 or len(kinds) > MOST_KINDS:
+        return None
+    rows = {
+        kind: tuple(norms.get(layer, math.nan) for layer in range(depth))
+        for kind, norms in kinds.items()
+    }
+    return layer_map({f"{PARTS[part]}, by layer": rows}, "log₁₀ nats per token")
+
+
 def norms_figure(results: CurvatureResults, width: float) -> Drawn:
     """Draw one line per group, one marker per part, with standard errors, on a logarithmic axis."""
     names = list(results.norms)
     scale = log_axis(norm.value for norms in results.norms.values() for norm in norms.values())
-    row, size = ROWS[len(names) > MANY]
-    figure = Drawn(figsize=(width, row * len(names) + 1.6), layout="constrained")
+    figure = Drawn(figsize=(width, 0.24 * len(names) + 1.6), layout="constrained")
     axis = figure.subplots()
     for order, part in enumerate(results.parts):
         shift = (order - (len(results.parts) - 1) / 2) * 0.22
@@ -73,7 +95,7 @@ def norms_figure(results: CurvatureResults, width: float) -> Drawn:
     set_scale(axis, "x", scale["y_scale"], scale["limits"])
     axis.xaxis.get_major_locator().set_params(numticks=int(1.5 * width))  # type: ignore[call-arg]
     named = short_name if width == PHONE else plain_math
-    axis.set_yticks(range(len(names)), list(map(named, names)), fontsize=size)
+    axis.set_yticks(range(len(names)), list(map(named, names)), fontsize=9)
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.grid(visible=True, axis="both")
     axis.set_xlabel(r"Frobenius norm $\Vert H_{gg}\Vert_F$ (nats per token)", loc="right")

@@ -37,17 +37,27 @@ def write_curvature_report(folder: AnyPath) -> Path:
     results = load_curvature(folder)
     settings = {name: value for name, value in results.config.items() if name != "groups"}
     pictures = write_curvature_figures(results)
+    outside = [name for name in results.by_size() if results.layers[name] is None]
+    stored = results.config["model"].get("stored")
     return write_page(
         folder,
         "curvature.html",
         title=f"hessblocks curvature: {results.name}",
         heading=f"The curvature of {results.name}",
-        headline=(Markup(page_text(_headline(results))),),
+        headline=(
+            Markup(page_text(_headline(results))),
+            *([f"Of the model, {stored}."] if stored else []),
+        ),
         missing=results.missing,
         figures=[
             {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": picture}
             for name, picture in pictures.items()
         ],
+        largest=", ".join(short_names([name]) for name in results.by_size()[:3]),
+        outside="; ".join(
+            f"{plain_math(name)} {norm_text(results.norms[name][results.parts[-1]])}"
+            for name in outside
+        ),
         data=results.config["data"],
         spent=_spent(results),
         sampled="samples" in results.config["curvature"],
@@ -106,7 +116,8 @@ def _headline(results: CurvatureResults) -> str:
     ends = (order[0], order[-1])
     top, bottom = (f"{plain_math(name)} ({norm_text(results.norms[name][part])})" for name in ends)
     sentences = [
-        f"The {PART_WORDS[part]} is largest in {top} and smallest in {bottom}: a ratio of "
+        f"In nats per token the {PART_WORDS[part]} is largest in {top} and smallest in {bottom}: "
+        f"a ratio of "
         f"{heterogeneity_text(results.heterogeneity[part])}."
     ]
     if part in results.off_diagonal_shares:

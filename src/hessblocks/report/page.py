@@ -13,7 +13,13 @@ from hessblocks.escape import shell_line
 from hessblocks.figures import number
 from hessblocks.report import templates
 from hessblocks.report.captions import ratio_text, with_error
-from hessblocks.report.comparison import MOMENTS, Comparison, ComparisonRow, compare_results
+from hessblocks.report.comparison import (
+    MOMENTS,
+    Comparison,
+    ComparisonRow,
+    baseline,
+    compare_results,
+)
 from hessblocks.report.comparison_figures import all_figures
 from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import COMMAND, FolderResults, ResultRow, load_results, read_object
@@ -33,6 +39,8 @@ COLUMNS = (
     "Heterogeneity before",
     "Heterogeneity after",
 )
+SETTINGS = ("Learning rate", "Tokens a parameter")
+"""Columns that are left out where all blocks have the same."""
 
 
 def write_report(folder: AnyPath) -> Path:
@@ -51,6 +59,12 @@ def write_report(folder: AnyPath) -> Path:
     folder = Path(folder)
     results = load_results(folder)
     comparison = compare_results(results)
+    rows = [*map(comparison_cells, comparison.rows), *_table_of_pairs(comparison)]
+    columns = [
+        number
+        for number, name in enumerate(COLUMNS)
+        if name not in SETTINGS or len({row[number] for row in rows} - {templates.ABSENT}) > 1
+    ]
     blocks = [folder / "blocks.svg", folder / "blocks-narrow.svg"]
     shown = {name: value for name, value in results.settings.values.items() if name != "blocks"}
     return templates.write_page(
@@ -60,8 +74,8 @@ def write_report(folder: AnyPath) -> Path:
         heading=f"hessblocks: {_heading(comparison.presets)}",
         headline=headline(comparison),
         missing=results.missing,
-        columns=COLUMNS,
-        rows=[*map(comparison_cells, comparison.rows), *_table_of_pairs(comparison)],
+        columns=[COLUMNS[number] for number in columns],
+        rows=[[row[number] for number in columns] for row in rows],
         rates=comparison.rate_words,
         zero_groups=comparison.zero_groups,
         blocks=[templates.inlined(path.read_bytes()) for path in blocks if path.is_file()],
@@ -136,7 +150,6 @@ def command_line(folder: Path) -> str:
     return shell_line(["hessblocks", *words])
 
 
-BASELINE = "pre-ln"
 SURE = 2.0
 """Two values differ if they are more joint standard errors apart than this."""
 LEAST = 0.0005
@@ -161,8 +174,7 @@ def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
     """
     comparison = compare_results(results)
     rows = comparison.rows
-    measured = [row for row in rows if row.final_loss or row.ratios] or list(rows)
-    base = next((row for row in measured if row.preset == BASELINE), measured[0])
+    base = baseline(rows)
     sentences = (
         *_losses(rows, base),
         *_above_bigrams(rows, comparison.results.reference),
@@ -194,7 +206,8 @@ def _losses(rows: Sequence[ComparisonRow], base: ComparisonRow) -> Iterator[str]
     after = f"After {first.steps:,} steps" if first.steps is not None else "At the end"
     gaps = [f"{name} {_gap(loss, base_loss)}" for name, loss in losses.items()]
     alone = gaps and all(loss.standard_error is None for loss in (base_loss, *losses.values()))
-    others = f"; {', '.join(gaps)}{' (one seed)' if alone else ''}" if gaps else ""
+    said = " (one seed, so no ranking)" if alone else ""
+    others = f"; {', '.join(gaps)}{said}" if gaps else ""
     loss = f"the held-out loss of {first.preset} is {with_error(base_loss)} nats per token"
     yield f"{after} {loss}{others}."
 
@@ -229,7 +242,7 @@ def _evenness(moment: str, rows: Sequence[ComparisonRow], base: ComparisonRow) -
     ratios = {row.preset: row.ratios[moment] for row in rows if moment in row.ratios}
     if base.preset not in ratios:
         return
-    when, measure = moment.capitalize(), "largest over smallest group norm of the Hessian"
+    when, measure = moment.capitalize(), "largest over smallest norm of a group, embeddings too"
     clauses = _clauses(base.preset, ratios)
     if len(ratios) == 1:
         yield f"{when} training, the {measure} is {clauses}."
@@ -260,7 +273,7 @@ def _clauses(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
     if len(names) > SEVERAL:
         ends = (find(names, key=lambda name: ratios[name].ratio.value) for find in (min, max))
         names = list(dict.fromkeys((base, *ends)))
-    return ", ".join(f"{ratio_text(ratios[name])} in {name}" for name in names)
+    return ", ".join(f"{ratio_text(ratios[name]).split()[0]} in {name}" for name in names)
 
 
 def _diverged(rows: Sequence[ComparisonRow]) -> Iterator[str]:

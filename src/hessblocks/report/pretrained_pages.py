@@ -11,7 +11,8 @@ from statistics import median
 from typing import Any
 
 from hessblocks.conventions import AnyPath
-from hessblocks.figures import Figure, number
+from hessblocks.errors import duration
+from hessblocks.figures import Figure, Panel, Series, number
 from hessblocks.report import templates
 from hessblocks.report.captions import with_error
 from hessblocks.statistics import Average
@@ -40,14 +41,17 @@ def write_price_report(folder: AnyPath) -> Path:
 
 
 def _priced(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
-    figure, picture = bits_map(found.get("shares", [])), folder / "figures" / "check.svg"
-    heads = {name: tuple(map(_log, row)) for name, row in found.get("heads", {}).items()}
+    bits, figure = _over_bits(found), bits_map(found.get("shares", []))
+    picture = folder / "figures" / "check.svg"
+    heads = {name: tuple(map(templates.log10, row)) for name, row in found.get("heads", {}).items()}
     drawn = templates.layer_map({"Cost of each head, by layer": heads}, "log₁₀ nats")
     what = "rounding activations of" if "what" in found else "compressing"
     return {
+        "front_title": f"{found['model']}, nats per token: {_costs(found['together'])}",
         "heading": f"What {what} {found['model']} costs",
         "heads": templates.drawn_picture(drawn, folder, "heads") if heads and drawn else [],
         "headline": price_headline(found),
+        "front": templates.drawn_picture(bits, folder, "front") if bits else [],
         "allocation": templates.drawn_picture(figure, folder, "allocation") if figure else [],
         "check": [templates.inlined(picture.read_bytes())] if picture.is_file() else [],
         "costs": (COSTS, [cost_cells(row) for row in found["together"]]),
@@ -68,9 +72,9 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
     """
     rows = {row["name"]: row for row in found["together"]}
     shown, between = list(rows.values()), "; "
+    alone = [f"One at a time: {found['check']}."] if "check" in found else []
     if "sentences" in found:
-        check = [f"One at a time: {found['check']}."] if "check" in found else []
-        return (*found["sentences"], *check)
+        return (*found["sentences"], *alone, *told_sentences(found))
     what = found.get("what", "matrices")
     first = f"Expected cost in nats per token of all {what} together: "
     first += "; ".join(f"{name}: {nats(row)}" for name, row in rows.items()) + "."
@@ -91,8 +95,12 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
         first += (
             " Changes so large are beyond what forecasts can tell: rather trust what is measured."
         )
-    told = [f"{words[0].upper()}{words[1:]}." for words in found.get("told", ())]
-    return (first, *([f"One at a time: {found['check']}."] if "check" in found else []), *told)
+    return (first, *alone, *told_sentences(found))
+
+
+def told_sentences(found: Mapping[str, Any]) -> list[str]:
+    """Write what a summary's numbers are of, such as bits that the model was stored in."""
+    return [f"{words[0].upper()}{words[1:]}." for words in found.get("told", ())]
 
 
 def cost_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -108,6 +116,65 @@ def nats(row: Mapping[str, Any], name: str = "forecast") -> str:
 
 def _trusted(row: Mapping[str, Any]) -> str:
     return f"no: {row['outside']}" if row["outside"] else "yes"
+
+
+def cost_figure(
+    lines: Mapping[str, tuple[Sequence[Mapping[str, Any]], str]], size: str, label: str
+) -> Figure:
+    """Draw KL, on a logarithmic axis, over sizes.
+
+    Args:
+        lines: name of a series → its rows and the field that holds their KL.
+        size: field of the sizes.
+        label: label of their axis; bytes are drawn in megabytes.
+
+    Returns:
+        The figure as data.
+    """
+    series = []
+    for name, (rows, kind) in lines.items():
+        positive = [row for row in rows if row[size] and (row[kind] or 0) > 0]
+        series.append(
+            Series(
+                name=name,
+                x=tuple(row[size] / (1e6 if size == "bytes" else 1) for row in positive),
+                y=tuple(row[kind] for row in positive),
+                error=tuple(row.get(f"{kind}_error", 0.0) for row in positive),
+                line="allocations" in name,
+            )
+        )
+    panel = Panel(
+        title="KL divergence over size",
+        x_label=label,
+        y_label="KL divergence, nats per token",
+        y_scale="log",
+        series=tuple(line for line in series if line.x),
+    )
+    return Figure(title="", caption="", panels=(panel,), size=(8.0, 4.4), columns=1)
+
+
+def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
+    """List what some rows cost, measured or by forecast."""
+    costs = [row["forecast" if row["measured"] is None else "measured"] for row in rows]
+    names = [row["name"].removeprefix("all, ") for row in rows]
+    words = [f"{name} {cost:.2g}" for name, cost in zip(names, costs, strict=True)]
+    return ", ".join(words[-4:])
+
+
+def _over_bits(found: Mapping[str, Any]) -> Figure | None:
+    """Draw the cost of the allocation and of uniform edits over bits; None without bits."""
+    rows = [row for row in found["together"] if row.get("bits")]
+    if len(rows) < 2 or "what" in found:
+        return None
+    plan = [row for row in rows if row["name"] == "allocation"]
+    uniform = [row for row in rows if row["name"] != "allocation"]
+    lines = {
+        "all alike, forecast": (uniform, "forecast"),
+        "all alike, measured": (uniform, "measured"),
+        "allocation, forecast": (plan, "forecast"),
+        "allocation, measured": (plan, "measured"),
+    }
+    return cost_figure(lines, "bits", "Bits of an entry, on average")
 
 
 def _bill_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -195,6 +262,8 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
             f"The prices of single removals foretold {found['forecast']:.3g} nats, before refits "
             "towards the original's states."
         )
+    if "seconds" in found:
+        sentences.append(f"The refits took {duration(found['seconds'])} of processor time.")
     return (*sentences, *alone)
 
 
@@ -244,7 +313,7 @@ def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
     }
     maps = {}
     for name, title in titles.items():
-        found = {(row["kind"], row["layer"]): _log(row[name]) for row in rows}
+        found = {(row["kind"], row["layer"]): templates.log10(row[name]) for row in rows}
         known = {kind for (kind, _), value in found.items() if not math.isnan(value)}
         maps[title] = {
             kind: tuple(found.get((kind, n), math.nan) for n in range(depth))
@@ -259,10 +328,6 @@ def _kinds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     counted = Counter(row["layer"] for row in rows)
     fullest = sorted(rows, key=lambda row: -counted[row["layer"]])
     return list(dict.fromkeys(row["kind"] for row in fullest))
-
-
-def _log(value: float | None) -> float:
-    return math.log10(value) if value and value > 0 else math.nan
 
 
 def _removal_cells(row: Mapping[str, Any]) -> tuple[str, ...]:

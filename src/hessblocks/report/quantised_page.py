@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.conventions import AnyPath
-from hessblocks.figures import Figure, Panel, Series
+from hessblocks.figures import Figure
 from hessblocks.report import templates
-from hessblocks.report.pretrained_pages import bits_map, nats
+from hessblocks.report.pretrained_pages import bits_map, cost_figure, nats, told_sentences
 
 QUANTISED = ("File", "Size", "Bits a weight", "Forecast KL", "Measured KL", "Perplexity")
 THIS = "this file"
@@ -69,7 +69,7 @@ def quantise_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
             "Weights that runtimes fuse have one format; one for each would save "
             f"{found['siblings']:.2g} nats by the forecast."
         )
-    return tuple(sentences)
+    return (*sentences, *told_sentences(found))
 
 
 def file_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -94,28 +94,11 @@ def _cost(row: Mapping[str, Any]) -> str:
 
 def _nats_over_bytes(found: Mapping[str, Any]) -> Figure:
     """Draw forecasts and measurements of this file, of the mixes, and of allocations between."""
-
-    def points(name: str, rows: list[dict[str, Any]], kind: str) -> Series:
-        some = [row for row in rows if row[kind] is not None and row[kind] > 0]
-        return Series(
-            name=name,
-            x=tuple(row["bytes"] / 1e6 for row in some),
-            y=tuple(row[kind] for row in some),
-            error=tuple(row.get(f"{kind}_error", 0.0) for row in some),
-            line="allocations" in name,
-        )
-
-    own, *mixes = found["files"]
-    panel = Panel(
-        title="Cost over size",
-        x_label="Tensors of the file, MB",
-        y_label="KL divergence, nats per token",
-        y_scale="log",
-        series=(
-            points("allocations, forecast", found["front"], "forecast"),
-            points("standard mixes, forecast", mixes, "forecast"),
-            points("standard mixes, measured", mixes, "measured"),
-            points("this file, measured", [own], "measured"),
-        ),
-    )
-    return Figure(title="", caption="", panels=(panel,), size=(8.0, 4.4), columns=1)
+    file, *mixes = found["files"]
+    lines = {
+        "allocations, forecast": (found["front"], "forecast"),
+        "standard mixes, forecast": (mixes, "forecast"),
+        "standard mixes, measured": (mixes, "measured"),
+        "this file, measured": ([file], "measured"),
+    }
+    return cost_figure(lines, "bytes", "Tensors of the file, MB")

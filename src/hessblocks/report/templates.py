@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,11 @@ def layer_map(maps: Mapping[str, Mapping[str, tuple[float, ...]]], label: str) -
         return None
     size = (9, 1.4 + 0.3 * len(panels[0].rows))
     return Figure(title="", caption="", panels=tuple(panels), size=size, columns=1)
+
+
+def log10(value: float | None) -> float:
+    """Take the logarithm for a map of colours, where NaN is left blank."""
+    return math.log10(value) if value and value > 0 else math.nan
 
 
 def _visible(value: Any) -> Any:

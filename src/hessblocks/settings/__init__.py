@@ -29,7 +29,10 @@ from hessblocks.settings.pretrained import (
     SimplifySettings,
 )
 from hessblocks.settings.run_settings import (
+    BUILT_IN,
     ROLES,
+    SMALLEST_VOCABULARY,
+    TRACKERS,
     ComparisonSettings,
     CurvatureSettings,
     DataSettings,
@@ -40,5 +43,6 @@ from hessblocks.settings.run_settings import (
     SharedSettings,
     check_place,
     chooses,
+    heads_refusal,
     is_due,
 )

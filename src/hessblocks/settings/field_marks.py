@@ -174,7 +174,8 @@ def check_ranges(settings: Any) -> None:
     for name, kind in kinds(type(settings)).items():
         value, flag = getattr(settings, name), option(prefix(settings) + name)
         if choices := kind.mark(OneOf):
-            check_name(flag, value, choices.names)
+            for word in value if kind.several else (value,):
+                check_name(flag, word, choices.names)
         for mark in kind.marks:
             if isinstance(mark, Range) and value is not None and (refusal := mark.refusal(value)):
                 raise ArgumentError(f"{flag}: {refusal}")

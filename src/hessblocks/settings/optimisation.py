@@ -75,10 +75,11 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         """Check ranges."""
         field_marks.check_ranges(self)
+        self.sequences_each()
         if self.rates == "width" and self.optimiser == "sgd":
             raise ArgumentError(
-                "--rates: those by the width are for steps whose size is the rate's, not for sgd; "
-                "leave the option out, or use adamw or muon."
+                "--rates: rates by width are known for adamw and muon, not for sgd; use one of "
+                "these, or leave the option out."
             )
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from hessblocks.errors import ArgumentError
@@ -63,11 +64,35 @@ class PricingSettings:
         object.__setattr__(self, "round", bits)
         object.__setattr__(self, "prune", shares)
         check_ranges(self)
-        fewest = self.allocate is not None and self.allocate < min(bits, default=17)
-        if fewest and not self.formats:
+        if self.allocate is None or self.formats:
+            return
+        if not bits:
             raise ArgumentError(
-                f"--allocate: {self.allocate:g} bits are shared out among those of --round, of "
-                f"which the fewest are {min(bits, default='missing')}; add fewer ones."
+                "--allocate: needs --round, the bits to choose from; for example --round 2,3,4."
+            )
+        if not min(bits) <= self.allocate <= max(bits):
+            side = "below" if self.allocate < min(bits) else "above"
+            new = sorted({*bits, int(self.allocate), -int(-self.allocate // 1)} - {0, 1})
+            raise ArgumentError(
+                f"--allocate: {self.allocate:g} bits are {side} all of --round; add more, such as "
+                f"--round {','.join(map(str, new))}."
+            )
+
+    def check_chosen(self) -> None:
+        """Refuse settings with nothing to price, or with a quantised copy beside other changes.
+
+        Raises:
+            ArgumentError: no change is given, or --against with others.
+        """
+        several = self.round or self.prune or self.formats or self.merge
+        if not (several or self.against or self.cache or self.activations):
+            raise ArgumentError(
+                "--round: there is nothing to price; give bits such as 3,4, or --formats, --prune, "
+                "--merge, --against, --cache or --activations."
+            )
+        if several and self.against:
+            raise ArgumentError(
+                "--against: a quantised copy is priced alone; leave the others out."
             )
 
 
@@ -132,6 +157,16 @@ class QuantisingSettings:
             raise ArgumentError("--size-of: give one of --size-of, --bytes, --bits and --nats.")
         return given[0]
 
+    def check_file(self, file: Path) -> None:
+        """Refuse a file that is not of the form of `to`, or sizes that are none or several.
+
+        Raises:
+            ArgumentError: the name of the file does not fit, or see `asked`.
+        """
+        if self.asked and (file.suffix == ".gguf") != (self.to == "gguf"):
+            expected = "a name that ends in .gguf" if self.to == "gguf" else "a folder"
+            raise ArgumentError(f"FILE: --to {self.to} writes {expected}, got {file}.")
+
     def budget(self) -> float:
         """Return the number of bytes of `bytes`; 0 if it is no size."""
         word = self.bytes or ""
@@ -140,6 +175,8 @@ class QuantisingSettings:
         return 0.0
 
 
+REMOVALS = ("layer", "attention", "linear map", "heads", "mlp units")
+"""Kinds of removal; names of `simplify.KINDS`, whose import loads torch."""
 SHARE = Range(lambda value: 0 <= value < 1, "a share from 0, below 1")
 
 
@@ -152,7 +189,7 @@ class SimplifySettings:
     even: bool = False
     """Remove equally many MLP units from every layer, so that the result stays a model of its
     family; no removal is priced."""
-    kinds: tuple[str, ...] = ()
+    kinds: Annotated[tuple[str, ...], OneOf(REMOVALS)] = ()
     """Kinds of removal, with commas, such as 'layer,mlp units'; by default all."""
     sequences: Annotated[int, at_least(4)] = 8
     """Windows to measure removals on."""
@@ -173,8 +210,7 @@ class SimplifySettings:
     batch: Annotated[int, at_least(1)] = 8
     """Windows per update of the healing."""
     to: Annotated[str, OneOf(("folder", "gguf"))] = "folder"
-    """Form of the result: a folder, or beside it a GGUF file for llama.cpp (Llama alone; MODEL is a
-    GGUF file, whose tokeniser it gets)."""
+    """Form of the result: a folder, or beside it a GGUF file for llama.cpp (Llama alone)."""
     seed: Seed = 0
     """Random seed of the windows and batches."""
 

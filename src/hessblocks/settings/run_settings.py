@@ -58,8 +58,7 @@ class ObservationSettings:
         check_ranges(self)
         if self.curvature_groups != ROLES and not self.curvature_every:
             raise ArgumentError(
-                "--curvature-groups: nothing is measured of them without --curvature-every; give "
-                "both or none."
+                "--curvature-groups: has no effect without --curvature-every; give both or neither."
             )
         if self.curvature_every and not self.curvature_groups:
             raise ArgumentError("--curvature-groups: expected roles or names of groups, got none.")
@@ -95,6 +94,13 @@ STARTS = ("scaled", "fixed")
 """Initialisations of weights; the same as `blocks.STARTS`, whose import loads torch."""
 
 
+SMALLEST_VOCABULARY = 257
+"""Smallest size of a vocabulary that is learnt: 256 bytes and the end of text."""
+VOCABULARY = Range(
+    lambda value: value >= SMALLEST_VOCABULARY,
+    f"at least {SMALLEST_VOCABULARY} (256 bytes and the end of text)",
+)
+
 BUILT_IN = ("python-code", "random")
 """Names of built-in data, which are not paths."""
 
@@ -121,8 +127,22 @@ class DataSettings:
 
     data: Path | None = None
     """File or folder of text or code; Python's standard library by default."""
-    vocab_size: int = 4096
+    vocab_size: Annotated[int, VOCABULARY] = 4096
     """Size of the vocabulary learnt from the data."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_ranges(self)
+
+
+def heads_refusal(width: int, heads: int) -> str:
+    """Describe heads that do not divide the width, and those nearby that do; empty if they do."""
+    if width % heads == 0:
+        return ""
+    divisors = [count for count in range(1, width + 1) if width % count == 0]
+    nearest = sorted(sorted(divisors, key=lambda count: abs(count - heads))[:2])
+    expected = " or ".join(map(str, nearest))
+    return f"heads: {heads} heads do not divide the width {width}; use {expected} heads"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +165,16 @@ class BlockSizes:
     def __post_init__(self) -> None:
         """Check ranges."""
         field_marks.check_ranges(self)
+
+    def check_heads(self, blocks: Sequence[str]) -> None:
+        """Refuse heads that do not divide the width, if a block is a preset without slots.
+
+        Raises:
+            ArgumentError: the heads do not divide the width.
+        """
+        plain = any("[" not in name and ".json" not in name for name in blocks)
+        if plain and not self.slots and (refusal := heads_refusal(self.width, self.heads)):
+            raise ArgumentError(f"--{refusal}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,13 +52,18 @@ class SoftmaxCall:
     """Output of the attention, before the projection."""
     x: Float[Tensor, "B S D"] | None
     """Input vectors of the keys; None if unknown."""
+    softcap: float | None = None
+    """c, where c tanh(score / c) replaces each score (Gemma 2)."""
+    sinks: Float[Tensor, " H"] | None = None
+    """Score of each head's sink (GPT-OSS), which takes its share of a row and has no value."""
 
 
 def head_signals(call: SoftmaxCall, real: Bool[Tensor, "B T"]) -> tuple[HeadSignal, ...] | str:
     """Measure every head, in float64.
 
-    The output is recomputed as softmax(scale · q kᵀ + mask) v. If it differs from the layer's, the
-    layer's attention has another form and is not measured.
+    The output is recomputed as softmax(scale · q kᵀ + mask) v, with softcap and sinks where the
+    layer gives them. If it differs from the layer's, the layer's attention has another form and is
+    not measured. A sink's share counts in no quantity.
 
     Args:
         call: the layer's call.
@@ -76,7 +81,7 @@ def head_signals(call: SoftmaxCall, real: Bool[Tensor, "B T"]) -> tuple[HeadSign
     tiles = []
     for of_tile, as_given in _tiles(call, real):
         if not as_given:
-            return "its attention is more than softmax(scale q kᵀ + mask) v: sinks, a bias, ..."
+            return "its attention is more than softmax(scale q kᵀ + mask) v: a bias, ..."
         tiles.append(of_tile)
     entropies, logits, moments = torch.stack(tiles, dim=1)
     means = (torch.stack([entropies.sum(0), moments.sum(0)]) / real.sum()).T.tolist()
@@ -100,13 +105,20 @@ def _tiles(
         shared = heads // call.key.shape[1]
         k, v = (t[sequence].to(wide).repeat_interleave(shared, 0) for t in (call.key, call.value))
         x = k.new_zeros(keys, 1) if call.x is None else call.x[sequence].to(wide)
-        x = x - x.mean(0)  # does not change M_2; avoids cancellation if the mean is large
+        if call.sinks is None:  # does not change M_2; avoids cancellation if the mean is large
+            x = x - x.mean(0)
         bound = near * float(v.abs().nan_to_num().max())
         for queries in tokens.nonzero()[:, 0].split(max(1, TILE // (heads * max(x.shape)))):
             scores = call.scale * call.query[sequence][:, queries].to(wide) @ k.mT
+            if call.softcap is not None:
+                scores = call.softcap * (scores / call.softcap).tanh()
             visible, added = _visible(call, sequence, queries)
             logit = scores.abs().masked_fill(~visible, 0.0).amax((1, 2))
-            shares = (scores + added).masked_fill(~visible, -torch.inf).softmax(-1)
+            scores = (scores + added).masked_fill(~visible, -torch.inf)
+            if call.sinks is not None:
+                sinks = call.sinks.to(wide).view(-1, 1, 1).expand(-1, len(queries), 1)
+                scores = torch.cat([scores, sinks], dim=-1)
+            shares = scores.softmax(-1)[..., :keys]
             shares = shares.masked_fill(~visible.any(-1, keepdim=True), 0.0)  # no permitted key
             entropy = torch.special.entr(shares).sum((1, 2))
             output = call.output[sequence, queries].transpose(0, 1).to(wide)
@@ -224,4 +236,6 @@ def _call(module: Any, tensors: Any, keywords: Any, output: Any, eager: bool) ->
         causal=bool(causal) and mask is None and not eager and query.shape[2] > 1,
         output=output,
         x=None,
+        softcap=keywords.get("softcap"),
+        sinks=keywords.get("s_aux"),
     )

@@ -1,14 +1,14 @@
 """Remove parts of a pretrained model: candidates, measured costs, a plan, one pass of refits."""
 
 from hessblocks.simplify.change import LayerChange, changed, one_pass
-from hessblocks.simplify.deci import to_gguf
 from hessblocks.simplify.healing import heal
 from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.least_squares import NormalEquations, Refit
 from hessblocks.simplify.passes import Cost, Held, Pass, outputs_of
-from hessblocks.simplify.place import Candidate, Place, edited, saved_between
+from hessblocks.simplify.place import Candidate, Place, edited
 from hessblocks.simplify.plan import Plan, even_plan, priced_plan
 from hessblocks.simplify.run import simplify_model, text_parts
+from hessblocks.simplify.speed import counts_of
 from hessblocks.simplify.table import Removals, candidates, measure_removals
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Removals",
     "candidates",
     "changed",
+    "counts_of",
     "edited",
     "even_plan",
     "heal",
@@ -32,8 +33,6 @@ __all__ = [
     "one_pass",
     "outputs_of",
     "priced_plan",
-    "saved_between",
     "simplify_model",
     "text_parts",
-    "to_gguf",
 ]

@@ -227,25 +227,6 @@ def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCau
     return cast(HessblocksForCausalLM, made.eval())
 
 
-def saved_between(before: Any, after: Any, tokens: int) -> dict[str, float]:
-    """Compute the shares that a smaller model saves, without embeddings and head.
-
-    Args:
-        before: the larger model.
-        after: the smaller model.
-        tokens: length of a sequence, for the operations of attention.
-
-    Returns:
-        Saved shares of the parameters in layers, of the operations per token and of the cache.
-    """
-    sums = []
-    for model in (before, after):
-        each = [sizes_of(layer, tokens) for layer in model.model.layers]
-        sums.append([sum(column) for column in zip(*each, strict=True)])
-    names = ("layer_parameters", "operations", "cache")
-    return {name: 1 - b / a for name, a, b in zip(names, *sums, strict=True)}
-
-
 def check_layers(model: Any) -> None:
     """Refuse a model whose layers cannot be removed or moved.
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Int
-from safetensors import SafetensorError
 from torch import Tensor
 
-from hessblocks import models, storage
+from hessblocks import export, models, storage
 from hessblocks.conventions import AnyPath
 from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration
@@ -23,17 +25,15 @@ from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make
 from hessblocks.simplify.change import one_pass
-from hessblocks.simplify.deci import check_deci, to_gguf
 from hessblocks.simplify.healing import heal
 from hessblocks.simplify.kinds import KINDS
+from hessblocks.simplify.least_squares import OUTPUTS, RIDGES, NormalEquations
 from hessblocks.simplify.passes import Held, Pass
-from hessblocks.simplify.place import saved_between
 from hessblocks.simplify.plan import even_plan, priced_plan
 from hessblocks.simplify.speed import numbers_of
 from hessblocks.simplify.table import (
     FEWEST_SEQUENCES,
     Removals,
-    check_kinds,
     check_removals,
     measure_removals,
 )
@@ -51,9 +51,10 @@ where the model's context allows."""
 PASSES_PER_UPDATE = 4
 """Time of an update of the healing, in forward passes: one of the model, one of the original, and
 two for the backward pass."""
+SOLVED = 1024
+"""Inputs of the normal equations by which the time of larger ones is estimated."""
 PASSES = 5
-"""Time of the one pass of refits, in forward passes over its text."""
-
+"""Time of the one pass of refits, in forward passes over its text, besides the solutions."""
 
 OPENED = "pip install hessblocks; then import hessblocks before AutoModelForCausalLM"
 """What config.json says to whoever opens a result with layers of different sizes."""
@@ -101,7 +102,6 @@ def simplify_model(
         healing measures no removal again. An interrupted pass or healing starts over.
     """
     progress, settings = progress or Progress(), make(SimplifySettings, given)
-    check_kinds(settings.kinds)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         other = None if settings.also is None else documents_of(Path(settings.also))
@@ -120,11 +120,7 @@ def simplify_model(
                 test.device
             )
         if settings.to == "gguf":
-            if not source.lower().endswith(".gguf"):
-                raise ArgumentError(
-                    "--to gguf: MODEL is not a GGUF file, whose tokeniser the result would get"
-                )
-            check_deci(original)
+            export.header_of(source, original, tokenizer)  # refuses what cannot be written
         even = settings.even and settings.save > 0
     folder = Path(out or Path("runs", f"simplify-{saved.name.replace('/', '-')}"))
     config = {
@@ -139,9 +135,8 @@ def simplify_model(
     }
     with claimed(folder, config, free=FREE_SETTINGS):
         store = storage.mended_store(folder)
-        first = [] if settings.bare else template_start(tokenizer)
-        words = models.stored_words(original.config), start_words(tokenizer, first)
-        for word in filter(None, words):
+        stored = models.stored_words(original.config)
+        for word in filter(None, (stored, start_words(tokenizer, settings.bare))):
             progress.note(word)
         progress.note(_cost(original, fitting, validation, settings, store))
         table = Removals(rows=())
@@ -158,6 +153,7 @@ def simplify_model(
             table.save(folder / "removals.csv")
         summary = _summary(saved.name, original, table)
         if settings.save:
+            begun = time.process_time()
             with progress.stage("refits"):
                 plan = (
                     even_plan(original, settings.save)
@@ -165,19 +161,33 @@ def simplify_model(
                     else priced_plan(original, table.rows, settings.save)
                 )
                 made = one_pass(original, Pass(original, fitting), plan.changes)
+            seconds = time.process_time() - begun
             with progress.stage("healing"):
-                healed = _healed(made, original, healing, settings)
+                healed: Any = heal(
+                    made,
+                    original if settings.towards == "logits" else None,
+                    healing,
+                    layers=(),
+                    steps=settings.steps,
+                    learning_rate=settings.learning_rate,
+                    batch=settings.batch,
+                    seed=settings.seed,
+                )
             with progress.stage("test"):
                 summary |= {
                     "asked": settings.save,
                     "even": even,
                     "layers": plan.to_rows(),
                     "forecast": plan.forecast,
+                    "seconds": seconds,
                 }
                 summary |= _tested_result(original, made, healed, tests, settings)
-            _save(healed, folder / "model", saved.name, tokenizer, summary)
+            command = _command(saved.name, Path(data).name, settings)
+            about = {"base_model": saved.name, "license": saved.licence}
+            _save(healed, folder / "model", command, about, tokenizer, summary)
             if settings.to == "gguf":
-                to_gguf(healed, folder / "model.gguf", source)
+                vocabulary = source if saved.gguf else tokenizer
+                export.to_gguf(healed, folder / "model.gguf", vocabulary)
         storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
@@ -205,12 +215,12 @@ def text_parts(
             windows are longer than the context, or the text has too few windows.
     """
     if tokenizer is None:
-        raise ArgumentError("MODEL: no tokenizer beside it; save the tokenizer into its folder.")
+        raise ArgumentError("MODEL: has no tokenizer; save the tokenizer into its folder.")
     limit = models.context_of(model)
     if limit is not None and settings.tokens > limit:
         raise ArgumentError(f"--tokens: {settings.tokens} are longer than the context of {limit}.")
     ids = _encoded(model, tokenizer, texts)
-    first = [] if settings.bare else template_start(tokenizer)
+    first = template_start(tokenizer, settings.bare)
     ends = [int(share * len(ids)) for share in SPLITS]
     parts = (ids[: ends[0]], ids[ends[0] : ends[1]])
     training, validation = (Windows(part, settings.tokens, first) for part in parts)
@@ -237,26 +247,25 @@ def _tested(
     """Draw windows for the test: long ones, but at least as many as an error needs."""
     limit = models.context_of(model) or LONGEST
     length = max(2, min(LONGEST, limit, len(ids) // FEWEST_SEQUENCES))
-    first = [] if settings.bare else template_start(tokenizer)
-    windows = Windows(ids, length, first)
+    windows = Windows(ids, length, template_start(tokenizer, settings.bare))
     count = max(FEWEST_SEQUENCES, min(len(windows), -(-TESTED // length)))
     return windows.drawn(count, settings.seed, "--data", "the text of the test")
 
 
 def _cost(
-    model: models.HessblocksForCausalLM,
+    original: models.HessblocksForCausalLM,
     fitting: Tensor,
     validation: Tensor,
     settings: SimplifySettings,
     store: storage.Store,
 ) -> str:
-    """Estimate the time of all parts from two passes: all layers, and the last."""
-    layers = list(model.model.layers)
+    """Estimate the time of all parts: from two passes, all layers and the last, and a solution."""
+    layers = list(original.model.layers)
     left = sum(store.get(f"layer {number}") is None for number in range(len(layers)))
     even = settings.even and settings.save > 0
     if not (left or settings.save):
         return "every removal is measured already"
-    held_out = Held(model, validation)
+    held_out = Held(original, validation)
     held_out.cost(layers, 0)  # the first pass is slower
     whole, last = (_seconds(partial(held_out.cost, layers[n:], n)) for n in (0, len(layers) - 1))
     count = 0 if even else left * len({*settings.kinds} or KINDS)
@@ -266,10 +275,29 @@ def _cost(
         clauses += [f"{count} removals at most: {table}, besides refits"]
     if settings.save:
         passes = PASSES * whole * fitting.numel() / validation.numel()
-        clauses += [f"one pass of refits: {duration(passes)} and {2 * len(layers)} solutions"]
+        solutions = _solution_seconds(original, fitting.numel())
+        clauses += [f"one pass of refits: {duration(passes + solutions)}"]
         ratio = settings.steps * settings.batch * settings.tokens / validation.numel()
         clauses += [f"healing: about {duration(ratio * whole * PASSES_PER_UPDATE)}"]
     return "; ".join(clauses)
+
+
+def _solution_seconds(original: models.HessblocksForCausalLM, tokens: int) -> float:
+    """Estimate the time of all normal equations and their solutions, from smaller ones."""
+    sizes = Counter[int]()
+    for block in original.config.blocks:
+        sizes.update([block.heads * block.resolved_head_width] * (block.sub_blocks != "mlp"))
+        sizes.update([block.resolved_mlp_width] * (block.sub_blocks != "attention"))
+    found, wide = 0.0, original.config.hidden_size
+    for inputs, count in sizes.items():
+        few = min(inputs, SOLVED)
+        x, y = torch.eye(few, device=original.device), torch.ones(few, wide, device=original.device)
+        equations, times = NormalEquations(), inputs / few
+        sums = _seconds(partial(equations.add, x, y)) * tokens / few * times**2
+        some = equations.of_outputs(slice(OUTPUTS))
+        solution = _seconds(partial(some.solve, y[:, :OUTPUTS], ridge=1.0)) * times**3
+        found += count * (sums + (2 * len(RIDGES) + 1) * solution)
+    return found
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -281,22 +309,6 @@ def _seconds(run: Callable[[], object]) -> float:
 def _fingerprint(windows: Sequence[Tensor]) -> str:
     content = b"".join(tokens.cpu().numpy().tobytes() for tokens in windows)
     return hashlib.sha256(content).hexdigest()
-
-
-def _healed(
-    made: Any, original: models.HessblocksForCausalLM, text: Tensor, settings: SimplifySettings
-) -> Any:
-    """Heal all layers of the changed model."""
-    return heal(
-        made,
-        original if settings.towards == "logits" else None,
-        text,
-        layers=(),
-        steps=settings.steps,
-        learning_rate=settings.learning_rate,
-        batch=settings.batch,
-        seed=settings.seed,
-    )
 
 
 def _tested_result(
@@ -311,14 +323,15 @@ def _tested_result(
         {"text": name, **_on_text(original, {"removed": made, "healed": healed}, tokens)}
         for name, tokens in tests.items()
     ]
-    before, after = numbers_of((original, healed), next(iter(tests.values())))
+    before, after = numbers_of((original, healed), next(iter(tests.values())), settings.tokens)
+    shares = ("layer_parameters", "operations", "cache")
     return {
         "texts": texts,
         "updates": settings.steps,
         "before": before,
         "after": after,
         "saved": 1 - after["parameters"] / before["parameters"],
-        **saved_between(original, healed, settings.tokens),
+        **{name: 1 - after[name] / before[name] for name in shares},
     }
 
 
@@ -346,37 +359,54 @@ def _on_text(
     return found
 
 
+def _command(source: str, data: str, settings: SimplifySettings) -> str:
+    """Write the command with all options that differ from their defaults, without folders."""
+    words = ["hessblocks", "simplify", source, "--data", data]
+    given = {**asdict(settings), "also": settings.also and Path(settings.also).name}
+    for field in fields(settings):
+        value, option = given[field.name], f"--{field.name.replace('_', '-')}"
+        if value != field.default or field.name == "save":
+            text = ",".join(value) if isinstance(value, tuple) else value
+            words += [option] if value is True else [option, str(text)]
+    return shlex.join(words)
+
+
 def _save(
-    model: Any, folder: Path, source: str, tokenizer: Any, summary: Mapping[str, Any]
+    model: Any,
+    folder: Path,
+    command: str,
+    about: Mapping[str, str | None],
+    tokenizer: Any,
+    summary: Mapping[str, Any],
 ) -> None:
     """Save a model, as one of its family where that can hold it, with tokenizer and card."""
     test = summary["texts"][0]
     kind = (model.config.family or {}).get("model_type", "model")
     facts = {
-        "made from": f"a pretrained {kind}, {source}",
-        "made by": f"hessblocks simplify --save {summary['asked']:g}"
-        + (" --even" if summary["even"] else ""),
+        "made from": f"a pretrained {kind}, {about['base_model']}",
+        "made by": command,
         "parameters saved": f"{summary['saved']:.1%}",
         "KL divergence from it, nats per token": f"{test['healed']['kl']:.3g}",
         "perplexity": f"{test['healed']['perplexity']:.4g}, before {test['perplexity']:.4g}",
         "removed": "; ".join(f"layer {row['layer']}: {row['gone']}" for row in summary["layers"]),
-        "licence": "that of the model it was made from",
+        **({"weights it was made from": summary["stored"]} if summary["stored"] else {}),
+        "opened by": f"transformers, as any {kind}",
+        "licence": about["license"] or "that of the model it was made from, whose files name none",
     }
     try:
         family = models.to_family(model)
     except ArgumentError:  # layers of different sizes
         family = None
-        model.config.opened_by = OPENED
+        model.config.opened_by = facts["opened by"] = OPENED
     with storage.atomic_folder(folder) as temporary, quiet():
         try:
             (family or model).save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
-        except SafetensorError as error:  # safetensors' word for a full disk
+        except OSError:
+            raise
+        except Exception as error:  # of safetensors and tokenizers, for a full disk
             raise RunError(f"--out: {folder} cannot be written ({error}).") from error
-        if family is None:
-            models.write_card(temporary, model, facts)
-        else:
-            models.write_family_card(temporary, kind, facts)
+        models.write_card(temporary, kind, facts, **about)
         storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, {})
 
 

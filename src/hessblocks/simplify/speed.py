@@ -22,16 +22,18 @@ TURNS = 2
 """Timings of each model; the models take turns, and the fastest counts."""
 
 
-def numbers_of(models: Sequence[Any], text: Int[Tensor, "S T"]) -> list[dict[str, float]]:
+def numbers_of(
+    models: Sequence[Any], text: Int[Tensor, "S T"], window: int
+) -> list[dict[str, float]]:
     """Count and time models.
 
     Args:
         models: models of blocks.
         text: text whose tokens are the prompt.
+        window: length of a sequence, for the operations of attention.
 
     Returns:
-        For each model: `parameters` of the whole, `layer_parameters`, `bytes` of the weights,
-        `cache` entries a token, and tokens a second for the prompt (`prompt`) and one by one
+        For each model: `counts_of`, and tokens a second for the prompt (`prompt`) and one by one
         (`decoding`), of processor time on a CPU.
     """
     rows, limit = text.flatten(), context_of(models[0]) or PROMPT + DECODED
@@ -41,19 +43,33 @@ def numbers_of(models: Sequence[Any], text: Int[Tensor, "S T"]) -> list[dict[str
         for model, own in zip(models, found, strict=True):
             own.append(_speeds(model, tokens))
     return [
-        {**_counts(model), "prompt": max(p for p, _ in own), "decoding": max(d for _, d in own)}
+        {
+            **counts_of(model, window),
+            "prompt": max(p for p, _ in own),
+            "decoding": max(d for _, d in own),
+        }
         for model, own in zip(models, found, strict=True)
     ]
 
 
-def _counts(model: Any) -> dict[str, float]:
+def counts_of(model: Any, window: int) -> dict[str, float]:
+    """Count what a model of blocks takes.
+
+    Args:
+        model: model of blocks.
+        window: length of a sequence, for the operations of attention.
+
+    Returns:
+        `parameters` of the whole and `bytes` of its weights; of its layers `layer_parameters`, and
+        for each token `operations` and `cache` entries.
+    """
     weights = list(model.parameters())
-    own = [sizes_of(layer, 1) for layer in model.model.layers]
+    layers = zip(*(sizes_of(layer, window) for layer in model.model.layers), strict=True)
+    names = ("layer_parameters", "operations", "cache")
     return {
         "parameters": sum(weight.numel() for weight in weights),
-        "layer_parameters": sum(one[0] for one in own),
         "bytes": sum(weight.numel() * weight.element_size() for weight in weights),
-        "cache": sum(one[2] for one in own),
+        **dict(zip(names, map(sum, layers), strict=True)),
     }
 
 

@@ -5,9 +5,8 @@ Letters: S sequences to fit on, H held-out sequences, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from jaxtyping import Int
@@ -25,6 +24,11 @@ from hessblocks.storage import Store, Tabular
 Row = dict[str, Any]
 LEAST_SAVED = 1e-4
 """Smallest saved share of the parameters for which nats per percent are computed."""
+COLUMNS = (
+    "kind", "layer", "kl", "kl_error", "loss", "loss_error", "parameters", "share", "operations",
+    "cache", "nats_per_percent",
+)  # fmt: skip
+"""Columns in their order, which rows from a store do not keep."""
 FEWEST_SEQUENCES = 4
 """Fewest held-out sequences for a standard error."""
 
@@ -39,7 +43,7 @@ class Removals(Tabular):
 
     def to_rows(self) -> list[Row]:
         """List the rows: kind, layer, KL and loss with errors, what is saved."""
-        return [dict(row) for row in self.rows]
+        return [{name: row[name] for name in COLUMNS} for row in self.rows]
 
     def __str__(self) -> str:
         """Count the removals, and name the cheapest."""
@@ -124,50 +128,25 @@ def measure_removals(
         replaced weight, a pass of its layer's attention over `text` and a least-squares solution.
     """
     check_removals(model, text, held_out, kinds)
-    measurer = _Measurer(model, text, held_out, kinds)
-    depth, rows = model.config.depth, list[Mapping[str, Any]]()
-    for layer in range(depth):
-        rows += cached(store, f"layer {layer}", partial(measurer.measure, layer))
+    fitted, judged = Pass(model, text), Held(model, held_out)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    layers, rows = list(model.model.layers), list[Mapping[str, Any]]()
+
+    def measured(layer: int) -> list[Row]:
+        return [
+            _row(one, judged.cost([*one.modules, *layers[layer + 1 :]], layer), total)
+            for one in candidates(model, fitted, kinds, [layer])
+        ]
+
+    for layer in range(len(layers)):
+        if store is None:
+            rows += measured(layer)
+        else:
+            key = f"layer {layer}"
+            rows += (store.get(key) or store.add(key, measured(layer))).rows
         if done is not None:
-            done(layer + 1, depth)
+            done(layer + 1, len(layers))
     return Removals(rows=tuple(map(dict, rows)))
-
-
-def cached(
-    store: Store | None, key: str, compute: Callable[[], Sequence[Row]]
-) -> Sequence[Mapping[str, Any]]:
-    """Look rows up in a store, or compute and store them.
-
-    Args:
-        store: store; None: compute the rows.
-        key: key of the rows in the store.
-        compute: function that returns the rows.
-
-    Returns:
-        The rows.
-    """
-    if store is None:
-        return compute()
-    return (store.get(key) or store.add(key, compute())).rows
-
-
-class _Measurer:
-    """Measurer of the removals at each layer."""
-
-    def __init__(
-        self, model: HessblocksForCausalLM, text: Tensor, held_out: Tensor, kinds: Collection[str]
-    ) -> None:
-        self.model, self.kinds = model, kinds
-        self._text, self._held_out = Pass(model, text), Held(model, held_out)
-        self._total = sum(parameter.numel() for parameter in model.parameters())
-
-    def measure(self, layer: int) -> list[Row]:
-        """Measure all removals at a layer."""
-        rest, rows = list(self.model.model.layers[layer + 1 :]), list[Row]()
-        for candidate in candidates(self.model, self._text, self.kinds, [layer]):
-            cost = self._held_out.cost([*candidate.modules, *rest], layer)
-            rows.append(_row(candidate, cost, self._total))
-        return rows
 
 
 def _row(candidate: Candidate, cost: Cost, total: int) -> Row:

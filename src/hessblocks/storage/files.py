@@ -340,8 +340,11 @@ def _partial(path: Path) -> Path:
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except Exception as error:
+        # libraries in Rust have no class for a full disk
+        if not isinstance(error, OSError) and "(os error" not in str(error):
+            raise
         raise RunError(
-            f"{path}: cannot be written ({error.strerror or error}); "
+            f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}); "
             "free some space or choose another folder."
         ) from error

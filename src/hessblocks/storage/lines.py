@@ -145,7 +145,7 @@ def read_finished_lines(path: Path) -> list[JsonLine]:
     """
     if fault := fault_in_finished_lines(path):
         raise RunError(
-            f"{path}: {fault}, though the run is trained; remove {path.parent} and run again to "
+            f"{path}: {fault}, although the run has ended; remove {path.parent} and run again to "
             "train it once more."
         )
     return read_lines(path)

@@ -7,7 +7,6 @@ from hessblocks.theory.heads import HeadNorm, HeadRotation, HeadTokens
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer, AttentionMoments
 from hessblocks.theory.limits import at_limit
-from hessblocks.theory.norm_derivatives import NormDerivatives, norm_derivatives
 from hessblocks.theory.outer import TokenCurvature
 from hessblocks.theory.piecewise import GAINS, NORMS, Piece, PiecewiseHessian
 from hessblocks.theory.rank_bounds import rank_bound
@@ -19,12 +18,10 @@ __all__ = [
     "AttentionLayer",
     "AttentionMoments",
     "HeadNorm",
-    "NormDerivatives",
     "Part",
     "ScoreSplit",
     "TokenCurvature",
     "at_limit",
     "attention_hessian",
-    "norm_derivatives",
     "rank_bound",
 ]

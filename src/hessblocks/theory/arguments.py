@@ -39,6 +39,7 @@ def attention_hessian(
     query_norm: HeadNorm | None = None,
     key_norm: HeadNorm | None = None,
     temperature: float = 1.0,
+    bias: Float[Tensor, "H L L"] | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> AttentionHessian:
     """Build the Hessian of a loss in one self-attention layer's weights, in closed form.
@@ -46,8 +47,8 @@ def attention_hessian(
         F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h,  A_h = softmax(T_h) or T_h,
         T_h = X W_Q^h (X W_K^h)ᵀ / sqrt(K), or X W_QK^h Xᵀ, unscaled, where there is one matrix.
 
-    C is uniform over the permitted keys, and the temperature divides T_h. The Gauss-Newton (GGN)
-    split at F is H = H_o + H_f:
+    C is uniform over the permitted keys, or the softmax of a bias. The temperature divides T_h. The
+    Gauss-Newton (GGN) split at F is H = H_o + H_f:
 
         H_o = (∂F)ᵀ(∂²ℓ/∂F²)(∂F),  H_f = Σ (∂ℓ/∂F) ∂²F.
 
@@ -87,6 +88,8 @@ def attention_hessian(
         temperature: τ, above 0, a further divisor of the scores. Without a norm of queries the
             blocks are those of W_Q / τ, divided by τ once for each query or query_key among row and
             column. Their limits are `theory.at_limit`.
+        bias: numbers added to the divided scores before softmax, (heads, tokens, tokens), such as
+            ALiBi's. A sink is one more token of zeros, with its score as the bias of all queries.
         memory_limit: bytes that the intermediate results of one operation may take.
 
     Returns:
@@ -143,6 +146,11 @@ def attention_hessian(
     if query_norm is None and key_norm is None:  # normed vectors are short, whatever the inputs
         _check_scores(x, query / temperature, key)
     gain_tensors = valid.check_gains(gains, heads, x)
+    if bias is not None:
+        if scores == "linear":
+            raise ArgumentError("bias: expected None with scores='linear', got a tensor")
+        bias = valid.check_tensor("bias", bias, x)[None]
+        valid.check_shape("bias", bias[0], (heads, x.shape[1], x.shape[1]))
     differentiated = {
         "query_key" if one_matrix else "query": True,
         "key": w_key is not None,
@@ -159,6 +167,7 @@ def attention_hessian(
         permitted=valid.check_mask(mask, x),
         scale=(1.0 if one_matrix else head_width**-0.5) / temperature,
         softmax=scores == "softmax",
+        bias=bias,
         gains=gain_tensors,
         rotation=valid.check_rotary(rotary, head_width, x),
         parameters=(*(name for name, there in differentiated.items() if there), *gain_tensors),

@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from hessblocks import storage
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.models import HessblocksPreTrainedModel, write_card
 from hessblocks.quiet import quiet
 
 
@@ -284,7 +283,6 @@ def save_model(
     model: PreTrainedModel,
     tokenizer: Any,
     folder: RunFolder,
-    told: Mapping[str, Any],
     **progress: Any,
 ) -> None:
     """Save model and tokeniser in the run's folder as Hugging Face reads them, or not at all.
@@ -293,7 +291,6 @@ def save_model(
         model: trained model.
         tokenizer: tokeniser of transformers that belongs to the model.
         folder: folder of the run; all its lines are written already.
-        told: facts about the training, for the model card.
         **progress: JSON values to store in the manifest, besides the numbers of lines.
 
     Raises:
@@ -302,6 +299,4 @@ def save_model(
     with storage.atomic_folder(folder.model) as temporary, quiet(), writing(temporary):
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        if isinstance(model, HessblocksPreTrainedModel):
-            write_card(temporary, model, told)
         folder.mark_whole(temporary, folder.model.name, progress)

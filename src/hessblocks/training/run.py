@@ -203,28 +203,8 @@ class Run:
             measured = {"seconds": recorder.seconds, "peak_memory": recorder.peak}
             if recorder.divergence is None:
                 tokenizer = tokenizer_of(self.corpus, settings.model.context)
-                save_model(model, tokenizer, self.folder, self._card(), **measured)
+                save_model(model, tokenizer, self.folder, **measured)
         return self._training_rows(measured, diverged=recorder.divergence is not None)
-
-    def _card(self) -> dict[str, Any]:
-        """Describe the training for the model card, without times, so that equal runs agree."""
-        settings, training = self.settings, self.settings.training
-        lines = storage.read_lines(self.folder.metrics)
-        losses = [line["loss"] for line in lines if line["split"] == "validation"]
-        before, after = (
-            "not a number" if loss is None else f"{loss:.4f} nats per token"
-            for loss in (losses[0], losses[-1])
-        )
-        return {
-            "data": f"{self.corpus.name}, SHA-256 {self.corpus.fingerprint[:16]}...",
-            "updates": f"{training.steps} of {training.batch_size} sequences of "
-            f"{settings.model.context} tokens",
-            "optimiser": f"{training.optimiser}, peak learning rate {training.learning_rate:g}, "
-            f"{training.schedule} decay",
-            "seed": settings.seed,
-            "validation loss before": before,
-            "validation loss after": after,
-        }
 
     def _training_rows(
         self, measured: Mapping[str, float], *, diverged: bool = False

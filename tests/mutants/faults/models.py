@@ -1,4 +1,4 @@
-"""Faults of models: heads, losses, folding, cards."""
+"""Faults of models: heads and losses."""
 
 from tests.mutants.mutant import fault
 
@@ -6,26 +6,11 @@ from tests.mutants.mutant import fault
 FAULTS = (
     fault("eager attention sees what is hidden", "~mask => mask",
           "test_a_mask_of_the_users_own_reaches_the_centre_too", within="matrix_kernel"),
-    fault("an edited card is overwritten", "$begin + $end == _mark($text) => bool($begin)",
-          "test_our_card_follows_the_model_until_it_is_edited", within="_ours"),
-    fault("a card that is not ours is overwritten",
-          "not $place.exists() or _ours($place) => not $place.is_dir()", "test_card.py"),
-    fault("names act in the card",
-          "re.sub($$a, '\\\\\\\\\\\\1', $$b) => re.sub($$a, '\\\\1', $$b)",
-          "test_names_do_not_act_in_the_card"),
     fault("a size of the block may be contradicted",
           "$value != ($own := self.__get__($config, type($config)))"
           " => ($own := self.__get__($config, type($config))) is None", "test_configuration.py"),
-    fault("of two names of a size the later counts", "$a != given[ours] => $a is None",
+    fault("of two names of a size the later counts", "$a != $fields[ours] => $a is None",
           "test_configuration.py"),
-    fault("values are merged across a gate", "$attention.gate is not None or $a => $a",
-          "test_gates_are_folded_but_values_are_not_merged_across_them", within="_values_touch"),
-    fault("folding forgets the gain of a branch", "gain * state[target] => 1.0 * state[target]",
-          "test_a_folded_preset_computes_the_same"),
-    fault("folding does not look at its result", "not $difference <= $tolerance => False",
-          "test_half_precision_cannot_be_folded_exactly", within="_check_same"),
-    fault("merged scores are transposed", "$a * $key.T @ $query => $a * $query.T @ $key",
-          "test_with_one_head_neighbours_are_merged", within="merge_layer"),
     fault("a classifier averages over padding", "weights * hidden => hidden",
           "test_padding_tokens_change_nothing"),
     fault("a regression is a choice of one class", "self.config.num_labels == 1 => False",

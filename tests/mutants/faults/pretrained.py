@@ -7,7 +7,7 @@ FAULTS = (
     fault("layers without tensors are made", "if layers > len($tensors): $$body => if False: $$body",
           "test_gguf.py", within="check_gguf"),
     fault("a damaged header reaches transformers",
-          "raise RunError(f'MODEL: {$path} is damaged or no GGUF file ({_short($error)}); copy or download it again.') from $error"
+          "raise RunError(f'MODEL: {$path} is damaged or not a GGUF file ({_short($error)}); copy or download it again.') from $error"
           " => return",
           "test_gguf.py", within="check_gguf"),
     fault("a model from GGUF stays quantised", "$quantizer.remove_quantization_config($model) => None",

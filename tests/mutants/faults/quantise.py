@@ -23,6 +23,8 @@ FAULTS = (
           "test_again_costs_nothing_and_another_size_no_samples", within="_Target.allocate"),
     fault("quantise: what was written is not compared", "not torch.equal(stored[name], expected) => False",
           "test_a_file_that_differs_from_what_was_priced_is_told", within="_check_written"),
+    fault("quantise: a finer format is trusted where a coarser one fails", "reason or choosing => False",
+          "test_of_formats_the_coarsest_is_looked_at_and_finer_ones_where_it_fails", within="secants"),
     fault("quantise: tokens count alike", "weights * rows => rows",
           "test_second_moments_weigh_tokens_by_what_they_cost", within="Inputs._note"),
 )

@@ -72,8 +72,8 @@ FAULTS = (
           "test_costs_of_units_grow_with_their_square_so_that_they_spread_over_layers"),
     fault("simplify: any number of units remains", "return next($a) => return 1",
           "test_multiples_of_64_or_32_units_remain", within="unit_step"),
-    fault("gguf: rows of queries stay in our order", "$halves.swapaxes(1, 2) => $halves",
-          "test_each_layer_has_its_own_sizes_and_its_weights", within="hessblocks.simplify.deci"),
+    fault("gguf: rows of queries stay in our order", "$rows.swapaxes(1, 2) => $rows",
+          "test_each_layer_has_its_own_sizes_and_its_weights", within="hessblocks.export.deci"),
     fault("simplify: the test is of the validation text", "_tested(model, tokenizer, ids[ends[1]:], settings) => _tested(model, tokenizer, ids[ends[0]:ends[1]], settings)",
           "test_the_final_figure_is_of_text_by_which_nothing_was_chosen", within="text_parts"),
 )

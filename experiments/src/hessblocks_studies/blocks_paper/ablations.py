@@ -69,14 +69,14 @@ SLOWER = (
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
     """List all variants with a linear decay, and some also with a cosine decay."""
-    rates, own = shared.RATES[scale], OWN_RATES.get(scale, {})
+    rates, rates_of = shared.RATES[scale], OWN_RATES.get(scale, {})
     return [
         shared.Sweep(
             variants=variants, size=shared.SIZES[scale], settings={"decay": decay}, rates=tried
         )
         for decay, variants, tried in (
-            ("linear", (*VARIANTS, *shared.REFERENCES), rates.with_own(own)),
-            ("linear", NO_MLP_SKIP, rates.times(SLOW).with_own(own)),
+            ("linear", (*VARIANTS, *shared.REFERENCES), rates.with_own(rates_of)),
+            ("linear", NO_MLP_SKIP, rates.times(SLOW).with_own(rates_of)),
             ("cosine", COSINE, rates),
         )
     ]
@@ -94,8 +94,8 @@ def summarise(rows: Rows) -> Summary:
     """Compare final losses with the appendix's facts."""
     runs = shared.Runs(rows)
     label = "final validation loss (nats per token)"
-    known = shared.finite(runs.losses)
-    shown = {title: [name for name in names if name in known] for title, names in PANELS.items()}
+    finite = shared.finite(runs.losses)
+    shown = {title: [name for name in names if name in finite] for title, names in PANELS.items()}
     return runs.summary(
         title="What the details are worth",
         caption=(
@@ -105,7 +105,7 @@ def summarise(rows: Rows) -> Summary:
         panels=[
             replace(
                 shared.places_panel(
-                    {"final loss": {name: known[name] for name in names}}, label, bars=False
+                    {"final loss": {name: finite[name] for name in names}}, label, bars=False
                 ),
                 title=title,
             )

@@ -39,8 +39,8 @@ def at(name: str, depth: int) -> str:
 
 def measure(settings: shared.TrainedSettings) -> list[Row]:
     """Train one model; add the depth to the variant's name."""
-    own = at(settings.variant, settings.size.depth)
-    name = settings.name.replace(settings.variant, own, 1)
+    variant = at(settings.variant, settings.size.depth)
+    name = settings.name.replace(settings.variant, variant, 1)
     return [{**row, "variant": name} for row in shared.train_point(settings)]
 
 

@@ -89,17 +89,17 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     """List the blocks and the control, and one point that times all blocks."""
     timing, blocks = masked_lm.sweeps(scale)
     tuning: dict[str, object] = {"tuning": TUNINGS[scale]}
-    kept = replace(blocks, rates=blocks.rates.likeliest)
-    own = TUNINGS[scale]
-    rates = (*own.tuning_rates, *FRESH_RATES.get(scale, ()))
+    likeliest = replace(blocks, rates=blocks.rates.likeliest)
+    tuning_of_scale = TUNINGS[scale]
+    rates = (*tuning_of_scale.tuning_rates, *FRESH_RATES.get(scale, ()))
     control: dict[str, object] = {
-        "tuning": replace(own, tuning_rates=rates),
+        "tuning": replace(tuning_of_scale, tuning_rates=rates),
         "embedding_std": shared.best_start("pre-ln", blocks.size.width),
     }
     return [
         timing,
-        replace(kept, variants=masked_lm.blocks(scale), settings=tuning),
-        replace(kept, variants=[FRESH], settings=control),
+        replace(likeliest, variants=masked_lm.blocks(scale), settings=tuning),
+        replace(likeliest, variants=[FRESH], settings=control),
     ]
 
 
@@ -110,9 +110,9 @@ def measure(settings: TunedSettings) -> list[Row]:
             _published_size(settings, name) for name in PUBLISHED_MILLIONS
         ]
     fresh = settings.variant == FRESH
-    made = masked_lm.pretraining(settings, "pre-ln" if fresh else None)
+    pretraining = masked_lm.pretraining(settings, "pre-ln" if fresh else None)
     corpus = shared.text_of(settings.size)
-    model = None if fresh else pretrained(made, corpus)
+    model = None if fresh else pretrained(pretraining, corpus)
     rows: list[Row] = []
     for task in tasks(settings.tuning.tasks):
         for rate in settings.tuning.tuning_rates:
@@ -126,11 +126,13 @@ def measure(settings: TunedSettings) -> list[Row]:
                     examples=settings.tuning.examples or None,
                     seed=settings.seed,
                 )
-                score = finetune(made, folder, corpus, task, tuning)
+                score = finetune(pretraining, folder, corpus, task, tuning)
             chance = score.chance if score.examples else None
-            found = {ACCURACY: score.accuracy, VALIDATION: score.validation, CHANCE: chance}
-            place: Row = {**settings.owner, "task": task.name, "learning_rate": rate}
-            rows += [shared.measured(name, value, **place) for name, value in found.items()]
+            shares = {ACCURACY: score.accuracy, VALIDATION: score.validation, CHANCE: chance}
+            task_and_rate: Row = {**settings.owner, "task": task.name, "learning_rate": rate}
+            rows += [
+                shared.measured(name, value, **task_and_rate) for name, value in shares.items()
+            ]
     return rows
 
 
@@ -168,31 +170,33 @@ def best_rates(rows: Rows) -> dict[str, shared.Rate]:
     for row in shared.of_quantity(rows, VALIDATION):
         grid = answers.setdefault(row["variant"], {})
         grid.setdefault(row["learning_rate"], []).append(row["value"])
-    found: dict[str, shared.Rate] = {}
+    rates: dict[str, shared.Rate] = {}
     for block, grid in answers.items():
         quality = {
             rate: (-shares.count(None), fmean([share or 0.0 for share in shares]))
             for rate, shares in grid.items()
         }
         best = max(quality, key=lambda rate: quality[rate])
-        whole = len({len(shares) for shares in grid.values()}) == 1
-        found[block] = shared.Rate(best=best, settled=whole and min(grid) < best < max(grid))
-    return found
+        complete = len({len(shares) for shares in grid.values()}) == 1
+        rates[block] = shared.Rate(best=best, settled=complete and min(grid) < best < max(grid))
+    return rates
 
 
 def scores(rows: Rows) -> Scores:
     """Collect the accuracies of each block at its best rate, in percent."""
-    found: Scores = {}
+    accuracies: Scores = {}
     rates = best_rates(rows)
     for row in shared.of_quantity(rows, ACCURACY):
         if row["variant"] not in rates or row["learning_rate"] != rates[row["variant"]].best:
             continue
         value = -math.inf if row["value"] is None else 100 * row["value"]
-        found.setdefault(row["variant"], {}).setdefault(row["seed"], {})[row["task"]] = value
-    return found
+        accuracies.setdefault(row["variant"], {}).setdefault(row["seed"], {})[row["task"]] = value
+    return accuracies
 
 
-def means(found: Scores, tasks: Collection[str] | None = None) -> dict[str, dict[Scalar, float]]:
+def means(
+    accuracies: Scores, tasks: Collection[str] | None = None
+) -> dict[str, dict[Scalar, float]]:
     """Average each seed over its tasks, or over a selection of them: block → {seed: mean}.
 
     Returns:
@@ -200,11 +204,11 @@ def means(found: Scores, tasks: Collection[str] | None = None) -> dict[str, dict
     """
     return {
         block: {
-            seed: fmean(kept)
-            for seed, each in runs.items()
-            if (kept := [each[task] for task in each if tasks is None or task in tasks])
+            seed: fmean(chosen)
+            for seed, by_task in runs.items()
+            if (chosen := [by_task[task] for task in by_task if tasks is None or task in tasks])
         }
-        for block, runs in found.items()
+        for block, runs in accuracies.items()
     }
 
 
@@ -215,9 +219,9 @@ def finished(values: Iterable[float]) -> list[float]:
 
 def summarise(rows: Rows) -> Summary:
     """Summarise in a table like the paper's, and check its facts."""
-    found = scores(rows)
+    accuracies = scores(rows)
     about = "Tasks of GLUE"
-    if set(task_names(found)) <= set(TASKS):
+    if set(task_names(accuracies)) <= set(TASKS):
         about = "Stand-ins with labels true by construction (not GLUE), split by file"
     return shared.summary(
         "Downstream scores, training speed and parameters",
@@ -226,21 +230,21 @@ def summarise(rows: Rows) -> Summary:
         "tasks, verdicts are over those with which pretraining helps. Bars are standard errors; "
         "beside the speeds, of the difference. The published scores are GLUE at 16 layers, width "
         "768: compare differences between blocks, not levels.",
-        _panels(rows, found),
-        _checks(rows, found),
-        downstream=table(rows, found),
+        _panels(rows, accuracies),
+        _checks(rows, accuracies),
+        downstream=table(rows, accuracies),
     )
 
 
-def task_names(found: Scores) -> list[str]:
+def task_names(accuracies: Scores) -> list[str]:
     """List the tasks without duplicates."""
-    every = (task for runs in found.values() for each in runs.values() for task in each)
+    every = (task for runs in accuracies.values() for by_task in runs.values() for task in by_task)
     return list(dict.fromkeys(every))
 
 
-def table(rows: Rows, found: Scores) -> list[dict[str, object]]:
+def table(rows: Rows, accuracies: Scores) -> list[dict[str, object]]:
     """Make one row per block: scores, parameters, speed and memory."""
-    average, rates = means(found), best_rates(rows)
+    average, rates = means(accuracies), best_rates(rows)
     counted = ("parameters", "step_memory", "answer_memory")
     costs = {quantity: shared.values(rows, quantity) for quantity in counted}
     for name, quantity in (
@@ -250,35 +254,35 @@ def table(rows: Rows, found: Scores) -> list[dict[str, object]]:
         speeds = shared.speeds(rows, quantity)
         costs[name] = {block: (ratio.mean, ratio.error) for block, ratio in speeds.items()}
     lines: list[dict[str, object]] = []
-    for block in dict.fromkeys((*found, *costs["training_speed"])):
+    for block in dict.fromkeys((*accuracies, *costs["training_speed"])):
         runs = average.get(block, {})
-        kept = finished(runs.values())
-        score, error = mean_and_error(kept) if kept else (None, None)
+        ended = finished(runs.values())
+        score, error = mean_and_error(ended) if ended else (None, None)
         line: dict[str, object] = {
             "block": block,
             "score": score,
             "standard_error": error,
-            "seeds": len(kept),
-            "diverged": len(runs) - len(kept),
+            "seeds": len(ended),
+            "diverged": len(runs) - len(ended),
             "published_glue": PUBLISHED_SCORES.get(block, (None,))[0],
         }
         if block in rates:
             line |= {"best_rate": rates[block].best, "rate_settled": rates[block].settled}
-        line |= {name: each.get(block, (None,))[0] for name, each in costs.items()}
+        line |= {name: by_block.get(block, (None,))[0] for name, by_block in costs.items()}
         lines.append({**line, "published_speed": shared.PUBLISHED_SPEED.get(block)})
     return lines
 
 
-def _panels(rows: Rows, found: Scores) -> list[Panel]:
-    if not found:
+def _panels(rows: Rows, accuracies: Scores) -> list[Panel]:
+    if not accuracies:
         return []
-    average, names = means(found), task_names(found)
+    average, names = means(accuracies), task_names(accuracies)
     bars = []
-    for block, runs in found.items():
-        each = [[run[task] for run in runs.values() if task in run] for task in names]
-        places = map(finished, (*each, average[block].values()))
-        kept = [(float(x), *mean_and_error(v)) for x, v in enumerate(places) if v]
-        bars.append(shared.curve(block, kept))
+    for block, runs in accuracies.items():
+        by_task = [[run[task] for run in runs.values() if task in run] for task in names]
+        places = map(finished, (*by_task, average[block].values()))
+        points = [(float(x), *mean_and_error(v)) for x, v in enumerate(places) if v]
+        bars.append(shared.curve(block, points))
     scored = Panel(
         title="accuracy", x_label="", y_label="accuracy (%)", kind="bars",
         ticks=(*(_with_chance(rows, task) for task in names), "mean"), series=tuple(bars),
@@ -307,8 +311,8 @@ def _speed_panel(rows: Rows, average: shared.Values) -> list[Panel]:
     ]
     for name in (name for name in ours if name in PUBLISHED_SCORES):
         score, error = PUBLISHED_SCORES[name]
-        place = (shared.PUBLISHED_SPEED[name], score - PUBLISHED_SCORES["pre-ln"][0], error)
-        series.append(shared.curve(name, [place], published=True))
+        point = (shared.PUBLISHED_SPEED[name], score - PUBLISHED_SCORES["pre-ln"][0], error)
+        series.append(shared.curve(name, [point], published=True))
     return [
         Panel(
             title="score against speed",
@@ -319,18 +323,18 @@ def _speed_panel(rows: Rows, average: shared.Values) -> list[Panel]:
     ]
 
 
-def _checks(rows: Rows, found: Scores) -> list[Check]:
+def _checks(rows: Rows, accuracies: Scores) -> list[Check]:
     """Judge pretraining per task, then scores over tasks where it helps, sizes and speeds."""
     base, _ = PUBLISHED_SCORES["pre-ln"]
     rates = best_rates(rows)
-    controls = {task: _control(found, task, rates) for task in task_names(found)}
+    controls = {task: _control(accuracies, task, rates) for task in task_names(accuracies)}
     helped = [task for task, control in controls.items() if control.holds]
-    average = means(found, helped or None)
+    average = means(accuracies, helped or None)
     checks = []
     for block in ("sas", "sas-p"):
-        for other in (other for other in shared.BASES if {block, other} <= average.keys()):
-            check = shared.difference(average, block, other).matches(
-                f"{block} scores like {other}",
+        for rival in (rival for rival in shared.BASES if {block, rival} <= average.keys()):
+            check = shared.difference(average, block, rival).matches(
+                f"{block} scores like {rival}",
                 f"within {CLOSE:g} points, above or below "
                 f"({PUBLISHED_SCORES[block][0] - base:+.1f} on GLUE)",
                 limit=CLOSE,
@@ -339,7 +343,7 @@ def _checks(rows: Rows, found: Scores) -> list[Check]:
             )
             if not helped:
                 check = check.void(VOID)
-            checks.append(shared.at_best_rates(check, rates, block, other))
+            checks.append(shared.at_best_rates(check, rates, block, rival))
     checks += controls.values()
     millions = {name: count / 1e6 for name, (count, _) in shared.values(rows, AT_SIZE).items()}
     checks += [
@@ -355,9 +359,9 @@ def _checks(rows: Rows, found: Scores) -> list[Check]:
     return [*checks, *shared.speed_check(rows)]
 
 
-def _control(found: Scores, task: str, rates: Mapping[str, shared.Rate]) -> Check:
+def _control(accuracies: Scores, task: str, rates: Mapping[str, shared.Rate]) -> Check:
     """Judge whether pretraining improves a task by more than `CLOSE`."""
-    check = shared.difference(means(found, [task]), "pre-ln", FRESH).judged(
+    check = shared.difference(means(accuracies, [task]), "pre-ln", FRESH).judged(
         f"pretraining helps with {task}: pre-ln scores above the same model from random weights",
         f"more than {CLOSE:g} points above (ours; a task where it does not says nothing about "
         "pretraining and is left out of the verdicts)",

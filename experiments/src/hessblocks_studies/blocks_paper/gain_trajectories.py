@@ -51,23 +51,23 @@ def gain_rows(model: nn.Module, step: int) -> list[Row]:
     rows: list[Row] = []
     skips: dict[tuple[str, int], float] = {}
     for gain in gain_values(model):
-        layer, (kind, _, of) = gain["layer"], gain["quantity"].partition("_")
+        layer, (kind, _, branch) = gain["layer"], gain["quantity"].partition("_")
         if gain["quantity"] in SCALARS:
             for head, value in enumerate(gain.get("heads", [gain["value"]])):
-                place = {"layer": layer, "part": f"head {head + 1}" if "heads" in gain else None}
-                rows.append(shared.measured(gain["quantity"], value, **place))
-        elif of in GROUPS and kind == "alpha":
-            skips[of, layer] = gain["value"]
-        elif of in GROUPS:
-            ratio = abs(gain["value"] / skips[of, layer])
-            rows.append(shared.measured(RATIO, ratio, layer=layer, group=GROUPS[of]))
+                columns = {"layer": layer, "part": f"head {head + 1}" if "heads" in gain else None}
+                rows.append(shared.measured(gain["quantity"], value, **columns))
+        elif branch in GROUPS and kind == "alpha":
+            skips[branch, layer] = gain["value"]
+        elif branch in GROUPS:
+            ratio = abs(gain["value"] / skips[branch, layer])
+            rows.append(shared.measured(RATIO, ratio, layer=layer, group=GROUPS[branch]))
     return rows
 
 
 def ratios(rows: Rows, variant: str) -> Ratios:
     """Collect the ratios of every matrix of a block over training."""
-    own = (row for row in shared.of_quantity(rows, RATIO) if row["variant"] == variant)
-    return shared.nested(own, ("group", "layer"), "seed", "step")
+    ratios_of_block = (row for row in shared.of_quantity(rows, RATIO) if row["variant"] == variant)
+    return shared.nested(ratios_of_block, ("group", "layer"), "seed", "step")
 
 
 def _ends(steps: Mapping[int, float]) -> tuple[float, float]:
@@ -75,16 +75,16 @@ def _ends(steps: Mapping[int, float]) -> tuple[float, float]:
     return steps[min(steps)], steps[max(steps)]
 
 
-def _others(found: Ratios) -> dict[Scalar, list[tuple[float, float]]]:
+def _others(matrices: Ratios) -> dict[Scalar, list[tuple[float, float]]]:
     """List the first and last ratio of each matrix except the first layer's values, by seed."""
-    each: dict[Scalar, list[tuple[float, float]]] = {}
-    for matrix, seeds in found.items():
+    by_seed: dict[Scalar, list[tuple[float, float]]] = {}
+    for matrix, seeds in matrices.items():
         for seed, steps in seeds.items() if matrix != FIRST_VALUES else ():
-            each.setdefault(seed, []).append(_ends(steps))
-    return each
+            by_seed.setdefault(seed, []).append(_ends(steps))
+    return by_seed
 
 
-def counts(found: Ratios, *, rise: bool) -> tuple[int, int]:
+def counts(matrices: Ratios, *, rise: bool) -> tuple[int, int]:
     """Count the ratios of `_others` that rise by more than `NONE`, or reach 0; mean over seeds.
 
     A matrix counts once for all seeds, which are not independent: seven matrices with three seeds
@@ -94,8 +94,8 @@ def counts(found: Ratios, *, rise: bool) -> tuple[int, int]:
         (number of such matrices, number of matrices).
     """
     means = [
-        [statistics.mean(one) for one in zip(*matrix, strict=True)]
-        for matrix in zip(*_others(found).values(), strict=True)
+        [statistics.mean(ends) for ends in zip(*matrix, strict=True)]
+        for matrix in zip(*_others(matrices).values(), strict=True)
     ]
     return sum(last > first + NONE if rise else last < NONE for first, last in means), len(means)
 
@@ -110,18 +110,18 @@ def summarise(rows: Rows) -> Summary:
         if math.isfinite(loss)
     }
     rows = [row for row in rows if (row["variant"], row["seed"]) in finished]
-    known = {variant: ratios(rows, variant) for variant in VARIANTS}
-    known = {variant: found for variant, found in known.items() if found}
+    by_variant = {variant: ratios(rows, variant) for variant in VARIANTS}
+    by_variant = {variant: matrices for variant, matrices in by_variant.items() if matrices}
     table = []
-    for variant, found in known.items():
-        for (group, layer), seeds in found.items():
+    for variant, matrices in by_variant.items():
+        for (group, layer), seeds in matrices.items():
             ends = zip(*map(_ends, seeds.values()), strict=True)
             first, last = (mean_and_error(values)[0] for values in ends)
-            place = {"variant": variant, "group": group, "layer": layer}
-            table.append({**place, "first": first, "last": last})
+            columns = {"variant": variant, "group": group, "layer": layer}
+            table.append({**columns, "first": first, "last": last})
     panels = [
         _ratio_panel(variant, group, found)
-        for variant, found in known.items()
+        for variant, found in by_variant.items()
         for group in GROUPS.values()
     ]
     scalars = [row for row in rows if row["variant"] == shared.GAINED]
@@ -133,19 +133,22 @@ def summarise(rows: Rows) -> Summary:
             "are standard deviations over heads and seeds."
         ),
         panels=[*panels, *(_scalar_panel(scalars, quantity) for quantity in SCALARS if scalars)],
-        checks=[_counted(runs, *one) for one in (*_ratio_checks(known), *_scalar_checks(scalars))],
+        checks=[
+            _counted(runs, *check)
+            for check in (*_ratio_checks(by_variant), *_scalar_checks(scalars))
+        ],
         ratios=table,
     )
 
 
-def _ratio_panel(variant: str, group: str, found: Ratios) -> Panel:
+def _ratio_panel(variant: str, group: str, matrices: Ratios) -> Panel:
     curves = {}
-    for (own, layer), seeds in found.items():
+    for (matrix_group, layer), seeds in matrices.items():
         at: dict[float, list[float]] = {}
         for steps in seeds.values():
             for step in steps:
                 at.setdefault(float(step), []).append(steps[step])
-        if own == group:
+        if matrix_group == group:
             curves[f"layer {layer + 1}"] = shared.mean_places(at)
     return shared.panel(f"{group}s: {VARIANTS[variant]}", "training step", "|β / α|", curves)
 
@@ -154,9 +157,9 @@ def _scalar_panel(rows: Rows, quantity: str) -> Panel:
     """Plot one gain over training, one curve per layer."""
     curves: dict[str, list[tuple[float, float, float]]] = {}
     values = shared.gathered(shared.of_quantity(rows, quantity), "layer", "step")
-    for (layer, step), each in sorted(values.items()):
-        place = (float(step), statistics.mean(each), statistics.pstdev(each))
-        curves.setdefault(f"layer {layer + 1}", []).append(place)
+    for (layer, step), gains in sorted(values.items()):
+        point = (float(step), statistics.mean(gains), statistics.pstdev(gains))
+        curves.setdefault(f"layer {layer + 1}", []).append(point)
     title = f"{SCALARS[quantity]}, Figure {17 + list(SCALARS).index(quantity)}"
     return shared.panel(title, "training step", f"gain {SCALARS[quantity]}", curves)
 
@@ -166,18 +169,18 @@ def _counted(runs: shared.Runs, variant: str, check: Check) -> Check:
     return runs.if_it_counts(runs.where_learnt(check, variant), variant)
 
 
-def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
+def _ratio_checks(by_variant: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
     """List (block, check of what the paper claims of its ratios)."""
     checks = []
     for variant in SKIPLESS:
-        if known.get(variant):
-            checks.append((variant, _gone_check(variant, *counts(known[variant], rise=False))))
+        if by_variant.get(variant):
+            checks.append((variant, _gone_check(variant, *counts(by_variant[variant], rise=False))))
     for variant in FROM_IDENTITY:
-        found = known.get(variant, {})
-        if not (seeds := found.get(FIRST_VALUES)):
+        matrices = by_variant.get(variant, {})
+        if not (seeds := matrices.get(FIRST_VALUES)):
             continue
-        own = {seed: _ends(steps)[1] for seed, steps in seeds.items()}
-        stays = shared.over_seeds(own).judged(
+        last_ratios = {seed: _ends(steps)[1] for seed, steps in seeds.items()}
+        stays = shared.over_seeds(last_ratios).judged(
             f"the ratio of the first layer's values does not go to 0 ({VARIANTS[variant]})",
             f"above {NONE:g}",
             limit=NONE,
@@ -185,18 +188,19 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
             signed=False,
         )
         others = {
-            seed: statistics.mean(last for _, last in ends) for seed, ends in _others(found).items()
+            seed: statistics.mean(last for _, last in ends)
+            for seed, ends in _others(matrices).items()
         }
-        larger = shared.over_seeds(shared.gaps(own, others)).judged(
+        larger = shared.over_seeds(shared.gaps(last_ratios, others)).judged(
             "the ratio of the first layer's values is larger than that of the others "
             f"({VARIANTS[variant]})",
             "above the mean of all other matrices",
             unit="|β / α|",
         )
         checks += [(variant, stays), (variant, larger)]
-    if {shared.GAINED, shared.GAINED_WITH_SKIP} <= set(known):
+    if {shared.GAINED, shared.GAINED_WITH_SKIP} <= set(by_variant):
         pair = [
-            counts(known[variant], rise=True)
+            counts(by_variant[variant], rise=True)
             for variant in (shared.GAINED_WITH_SKIP, shared.GAINED)
         ]
         checks.append((shared.GAINED_WITH_SKIP, _rise_check(*pair)))
@@ -205,9 +209,9 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
 
 def _gone_check(variant: str, gone: int, matrices: int) -> Check:
     """Judge a share of the matrices by the exact binomial test; report Wilson's interval."""
-    found = stats.binomtest(gone, matrices, MOST)
-    low, high = found.proportion_ci(method="wilson")
-    tails = (stats.binomtest(gone, matrices, MOST, one).pvalue for one in ("less", "greater"))
+    test = stats.binomtest(gone, matrices, MOST)
+    low, high = test.proportion_ci(method="wilson")
+    tails = (stats.binomtest(gone, matrices, MOST, side).pvalue for side in ("less", "greater"))
     p_value = shared.rounded(min(1.0, 2 * min(tails)))
     return Check(
         fact="the ratio goes to 0 in nearly all matrices but the first layer's values "
@@ -221,14 +225,14 @@ def _gone_check(variant: str, gone: int, matrices: int) -> Check:
 
 def _rise_check(beside: tuple[int, int], without: tuple[int, int]) -> Check:
     """Judge two counts of matrices by Fisher's exact test."""
-    table = [[rising, of - rising] for rising, of in (beside, without)]
+    table = [[rising, count - rising] for rising, count in (beside, without)]
     p_value = shared.rounded(float(stats.fisher_exact(table).pvalue))
-    (more, all_of), (fewer, of) = beside, without
+    (rising, all_of), (fewer, count) = beside, without
     return Check(
         fact="beside an attention skip more of the ratios rise (Figure 22)",
         expected=f"a larger share of the matrices rises by more than {NONE:g} than without a skip",
-        ours=f"{more} of {all_of} matrices, without a skip {fewer} of {of}",
-        holds=None if p_value > shared.LEVEL else more / all_of > fewer / of,
+        ours=f"{rising} of {all_of} matrices, without a skip {fewer} of {count}",
+        holds=None if p_value > shared.LEVEL else rising / all_of > fewer / count,
         p_value=p_value,
     )
 
@@ -237,10 +241,10 @@ def _scalar_checks(rows: Rows) -> list[tuple[str, Check]]:
     """Check that no other gain reaches 0 in any layer."""
     checks = []
     for quantity, letter in SCALARS.items():
-        own = shared.of_quantity(rows, quantity)
-        last = max((row["step"] for row in own), default=None)
+        gains = shared.of_quantity(rows, quantity)
+        last = max((row["step"] for row in gains), default=None)
         means: dict[Scalar, list[float]] = {}
-        final = [row for row in own if row["step"] == last]
+        final = [row for row in gains if row["step"] == last]
         for (seed, _), heads in shared.gathered(final, "seed", "layer").items():
             means.setdefault(seed, []).append(abs(statistics.mean(heads)))
         if means:

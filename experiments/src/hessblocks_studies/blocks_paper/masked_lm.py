@@ -84,12 +84,12 @@ def measure(settings: MaskedSettings) -> list[Row]:
         return timed(settings)
     if settings.variant == shared.BIGRAMS:
         return bigram_rows(settings)
-    made = pretraining(settings)
-    found = pretrained(made, shared.text_of(settings.size))
-    tokens = made.batch_size * made.context
+    pretrain_settings = pretraining(settings)
+    run = pretrained(pretrain_settings, shared.text_of(settings.size))
+    tokens = pretrain_settings.batch_size * pretrain_settings.context
     return [
         shared.measured(shared.LOSS, loss, **settings.owner, step=step, tokens=step * tokens)
-        for step, loss in found.losses
+        for step, loss in run.losses
     ]
 
 
@@ -97,10 +97,12 @@ def bigram_rows(settings: MaskedSettings) -> list[Row]:
     """Compute the loss of a table of both neighbours, on the masked tokens of the models."""
     text, size = shared.text_of(settings.size), settings.size
     windows = held_out_masked(pretraining(settings, "pre-ln"), text)
-    seen, labels = (torch.stack([one[name] for one in windows]) for name in ("input_ids", "labels"))
+    inputs, labels = (
+        torch.stack([window[name] for window in windows]) for name in ("input_ids", "labels")
+    )
     masked = labels >= 0
     table = BigramTable(text.splits["train"], text.vocab_size)
-    loss = table.masked_loss(torch.where(masked, labels, seen), masked)
+    loss = table.masked_loss(torch.where(masked, labels, inputs), masked)
     return shared.level(settings, loss, size.batch_size * size.context)
 
 
@@ -120,9 +122,9 @@ def pretraining(settings: MaskedSettings, preset: str | None = None) -> Pretrain
 def timed(settings: MaskedSettings) -> list[Row]:
     """Measure the costs of every block; blocks take turns."""
     presets = (settings.presets or "").split(",")
-    found = cost_rows(pretraining(settings, presets[0]), presets)
+    costs = cost_rows(pretraining(settings, presets[0]), presets)
     owners = {name: replace(settings, variant=name).owner for name in presets}
-    return [{**owners[name], **row} for name, rows in found.items() for row in rows]
+    return [{**owners[name], **row} for name, rows in costs.items() for row in rows]
 
 
 def summarise(rows: Rows) -> Summary:

@@ -71,11 +71,11 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
         The sweeps, each at its best rate of the other parameters.
     """
     size, rates = shared.SIZES[scale], shared.RATES[scale]
-    own = rates.with_own(OWN_RATES.get(scale, {}))
+    usual = rates.with_own(OWN_RATES.get(scale, {}))
     orthogonal = [shared.restricted("orthogonal", beta) for beta in shared.BETAS]
     return [
-        shared.Sweep(variants=(*VARIANTS, *shared.REFERENCES), size=size, rates=own),
-        shared.Sweep(variants=orthogonal, size=size, rates=own, settings={"last_tied": True}),
+        shared.Sweep(variants=(*VARIANTS, *shared.REFERENCES), size=size, rates=usual),
+        shared.Sweep(variants=orthogonal, size=size, rates=usual, settings={"last_tied": True}),
         *(
             shared.Sweep(
                 variants=[shared.restricted(init, 1)],
@@ -131,11 +131,13 @@ def slow_down(trainer: RunTrainer, share: float) -> None:
     matrices = [layer.attention.projection for layer in layers]
     matrices += [layer.attention.value for layer in layers[1:]]
     slow = {matrix.update for matrix in matrices}
-    (group,) = (one for one in optimiser.param_groups if slow & set(one["params"]))
+    (group,) = (
+        candidate for candidate in optimiser.param_groups if slow & set(candidate["params"])
+    )
     rest = [parameter for parameter in group["params"] if parameter not in slow]
-    own = [parameter for parameter in group["params"] if parameter in slow]
+    restricted = [parameter for parameter in group["params"] if parameter in slow]
     group["params"] = rest
-    optimiser.add_param_group({**group, "params": own, "lr": share * group["lr"]})
+    optimiser.add_param_group({**group, "params": restricted, "lr": share * group["lr"]})
 
 
 def summarise(rows: Rows) -> Summary:
@@ -232,9 +234,9 @@ def _tied_checks(runs: shared.Runs) -> list[Check]:
 
 def _over_gains(losses: shared.Values, init: str) -> dict[Scalar, float]:
     """Average the final loss over β for each seed that has every β."""
-    each = [losses.get(shared.restricted(init, beta), {}) for beta in shared.BETAS]
-    seeds = [seed for seed in each[0] if all(seed in runs for runs in each)]
-    return {seed: statistics.mean(runs[seed] for runs in each) for seed in seeds}
+    by_gain = [losses.get(shared.restricted(init, beta), {}) for beta in shared.BETAS]
+    seeds = [seed for seed in by_gain[0] if all(seed in runs for runs in by_gain)]
+    return {seed: statistics.mean(runs[seed] for runs in by_gain) for seed in seeds}
 
 
 def _panels(losses: shared.Values) -> list[Panel]:
@@ -257,11 +259,11 @@ def _panels(losses: shared.Values) -> list[Panel]:
 def _panel(
     losses: shared.Values, variants: Mapping[str, Mapping[float, str]], x_label: str
 ) -> Panel:
-    known = shared.finite(losses)
+    finite = shared.finite(losses)
     levels = {name: {0.0: name, 1.0: name} for name in (*shared.BASES, *shared.REFERENCES)}
     places = {
-        name: [(x, *known[each[x]]) for x in sorted(each) if each[x] in known]
-        for name, each in {**variants, **levels}.items()
+        name: [(x, *finite[names[x]]) for x in sorted(names) if names[x] in finite]
+        for name, names in {**variants, **levels}.items()
     }
     return shared.panel("", x_label, "final validation loss (nats per token)", places)
 

@@ -76,7 +76,7 @@ def clocks(settings: shared.TrainedSettings) -> list[Row]:
     size = settings.size
     turns = {name: replace(settings, variant=name) for name in TIMED}
     timed = shared.timed_models(turns)
-    steps = in_turns({name: each.step for name, each in timed.items()}, ROUNDS)
+    steps = in_turns({name: model.step for name, model in timed.items()}, ROUNDS)
     caches: dict[str, int] = {}
 
     def decode(name: str) -> None:
@@ -110,7 +110,7 @@ def time_shares(
     Returns:
         Block → {seed: relative time}.
     """
-    found: dict[str, dict[Scalar, float]] = {}
+    times: dict[str, dict[Scalar, float]] = {}
     for seed, target in runs.losses.get(base, {}).items():
         if math.isinf(target):
             continue
@@ -118,16 +118,18 @@ def time_shares(
         for name, step_share in step_shares.items():
             if seed in runs.losses.get(name, {}):
                 steps = last if name == base else shared.steps_to(runs.curve(name, seed), target)
-                found.setdefault(name, {})[seed] = steps / last * step_share
-    return found
+                times.setdefault(name, {})[seed] = steps / last * step_share
+    return times
 
 
 def summarise(rows: Rows) -> Summary:
     """Plot loss against time, and speed against width; judge the time to pre-ln's loss."""
     runs = shared.Runs(rows)
-    timed = {width: each for (width,), each in shared.grouped(_clocked(rows), "width").items()}
-    own = {row["width"] for row in shared.of_quantity(rows, shared.LOSS)} or set(timed)
-    clocked = timed.get(min(own, default=0), ())
+    timed = {
+        width: clocked for (width,), clocked in shared.grouped(_clocked(rows), "width").items()
+    }
+    widths = {row["width"] for row in shared.of_quantity(rows, shared.LOSS)} or set(timed)
+    clocked = timed.get(min(widths, default=0), ())
     clock, times = shared.mean_clocks(clocked), shared.repeated(clocked)
     steps = {name: shared.time_ratio(times, name, "pre-ln") for name in times}
     steps = {name: share for name, share in steps.items() if share.seeds}
@@ -150,7 +152,7 @@ def summarise(rows: Rows) -> Summary:
         if clock
         else []
     )
-    panels += [_panel(timed, *of) for of in PANELS if timed]
+    panels += [_panel(timed, *arguments) for arguments in PANELS if timed]
     return runs.summary(
         title="Loss against training time, and speed against width",
         caption=(
@@ -163,13 +165,13 @@ def summarise(rows: Rows) -> Summary:
             *_speed_checks(timed),
             *(
                 runs.if_it_counts(check, block, base)
-                for base, each in shares.items()
-                for block, check in _time_checks(each, base, steps).items()
+                for base, by_block in shares.items()
+                for block, check in _time_checks(by_block, base, steps).items()
             ),
             *_step_checks(runs),
         ],
         times=table,
-        speeds=[line for width, each in timed.items() for line in _speed_table(width, each)],
+        speeds=[line for width, clocks in timed.items() for line in _speed_table(width, clocks)],
     )
 
 
@@ -189,10 +191,10 @@ def _panel(timed: Mapping[int, Rows], title: str, quantity: str, label: str) -> 
     """Plot speed against width, one curve per block."""
     places: dict[str, list[tuple[float, float, float]]] = {}
     for width, rows in timed.items():
-        found = shared.ratios(rows, quantity)
-        for name in filter(found.__contains__, DRAWN):
+        ratios = shared.ratios(rows, quantity)
+        for name in filter(ratios.__contains__, DRAWN):
             places.setdefault(name, []).append(
-                (float(width), *mean_and_error(list(found[name].values())))
+                (float(width), *mean_and_error(list(ratios[name].values())))
             )
     return shared.panel(title, "width", label, places, log="x")
 
@@ -206,18 +208,18 @@ def _speed_table(width: int, rows: Rows) -> list[dict[str, object]]:
         "decoding_speed": TOKEN_TIME,
         "decoding_speed_by_the_fastest_tokens": FASTEST + TOKEN_TIME,
     }
-    found = {label: shared.ratios(rows, quantity) for label, quantity in speeds.items()}
+    ratios = {label: shared.ratios(rows, quantity) for label, quantity in speeds.items()}
     caches = dict(shared.gathered(shared.of_quantity(rows, CACHE), "variant"))
     return [
         {
             "width": width,
             "variant": name,
-            **{label: _mean(each.get(name, {})) for label, each in found.items()},
+            **{label: _mean(by_block.get(name, {})) for label, by_block in ratios.items()},
             "repetitions": len(seeds),
             "published_training_speed": shared.PUBLISHED_SPEED.get(name),
             "cache_memory": max(caches.get((name,), [math.nan])),
         }
-        for name, seeds in found["training_speed"].items()
+        for name, seeds in ratios["training_speed"].items()
     ]
 
 
@@ -232,7 +234,7 @@ def _speed_checks(timed: Mapping[int, Rows]) -> list[Check]:
         )
         for block in blocks:
             if block in medians:
-                by = [_mean(each.get(block, {})) for each in (least, counted)]
+                by = [_mean(by_block.get(block, {})) for by_block in (least, counted)]
                 checks.append(_speed_check(block, width, medians, *by))
     return checks
 
@@ -243,18 +245,20 @@ def _speed_check(
     """Judge whether a speed is on the published side of 1, by medians and by fastest steps."""
     published = shared.PUBLISHED_SPEED[block]
     less, side = ("less", "above") if published > 1 else ("more", "below")
-    found = shared.clocked(shared.over_seeds(medians[block]))
-    faster = found.above(1.0)
+    ratio = shared.clocked(shared.over_seeds(medians[block]))
+    faster = ratio.above(1.0)
     if least is None or faster is not (least > 1):
         faster = None
-    by_steps, by_operations = ("?" if one is None else f"{one:.3f}" for one in (least, counted))
-    ours = found.text("times", digits=3, signed=False)
+    by_steps, by_operations = (
+        "?" if speed is None else f"{speed:.3f}" for speed in (least, counted)
+    )
+    ours = ratio.text("times", digits=3, signed=False)
     return Check(
         fact=f"a training step of {block} takes {less} time than one of pre-ln at width {width}",
         expected=f"{side} 1 (published {published}: 16 layers, width 768, one GPU)",
         ours=f"{ours}; by the fastest steps {by_steps}, by operations {by_operations}",
         holds=None if faster is None else faster == (published > 1),
-        p_value=found.p_value(1.0),
+        p_value=ratio.p_value(1.0),
     )
 
 
@@ -304,15 +308,15 @@ def _time_checks(
     for block in ("sas", "sas-p") if base in shares else ():
         if block not in shares or block not in steps:
             continue
-        found = shared.difference(shares, block, base)
+        share = shared.difference(shares, block, base)
         never = [seed for seed, share in shares[block].items() if math.isinf(share)]
         clock = steps[block]
         if not never:
-            common = (1 + found.mean) * clock.whole / clock.mean
+            common = (1 + share.mean) * clock.whole / clock.mean
             freedom = clock.whole_freedom if clock.seeds > 1 else 0.0
-            found = replace(found, common=common, common_freedom=freedom)
-        more, p_value = found.above(0.0), found.p_value(0.0)
-        ours = found.times(100).text("% of the time more", digits=0)
+            share = replace(share, common=common, common_freedom=freedom)
+        longer, p_value = share.above(0.0), share.p_value(0.0)
+        ours = share.times(100).text("% of the time more", digits=0)
         if never:
             ours = (
                 f"not reached by {len(never)} of {len(shares[block])} seeds in as many steps, "
@@ -320,12 +324,12 @@ def _time_checks(
             )
             p_value = clock.p_value(1.0)
             if clock.mean < 1 or clock.above(1.0) is None:
-                more = None
+                longer = None
         checks[block] = Check(
             fact=f"{block} needs less time than {base} to the last loss of {base}",
             expected="below 0 % more",
             ours=ours,
-            holds=None if more is None else not more,
+            holds=None if longer is None else not longer,
             p_value=p_value,
         )
     return checks

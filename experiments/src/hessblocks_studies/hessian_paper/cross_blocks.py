@@ -75,10 +75,10 @@ class CrossSettings(growth.DrawSettings):
 def measure(settings: CrossSettings) -> list[Row]:
     """Measure exact norms of all blocks and both parts, at each size of the quantity."""
     quantity = settings.quantity
-    made = moment_layer if quantity in MOMENTS else scaled_layer
+    make_layer = moment_layer if quantity in MOMENTS else scaled_layer
     rows: list[Row] = []
     for size in _SIGMAS if quantity == "x" else _FACTORS:
-        hessian = made(settings, size)
+        hessian = make_layer(settings, size)
         rows += [
             {
                 "study": "cross-blocks",
@@ -187,11 +187,11 @@ def summarise(rows: Rows) -> Summary:
         list(checks.values()),
         powers=[
             {
-                **dict(zip(_KEY, place, strict=True)),
-                "expected": _expected(*place),
+                **dict(zip(_KEY, block, strict=True)),
+                "expected": _expected(*block),
                 **asdict(fit),
             }
-            for place, fit in fits.items()
+            for block, fit in fits.items()
         ],
     )
 
@@ -199,16 +199,16 @@ def summarise(rows: Rows) -> Summary:
 def _fits(rows: Rows) -> Fits:
     """Fit the power laws, except for blocks that are expected to be 0."""
     small = [row for row in rows if row["quantity"] != "x" or row["size"] <= LARGEST * (1 + 1e-9)]
-    found = {}
-    for place, members in shared.grouped(small, *_KEY).items():
-        if not EXPECTED[place[:3]]:
+    fits = {}
+    for key, members in shared.grouped(small, *_KEY).items():
+        if not EXPECTED[key[:3]]:
             continue
         fit = growth.fit_growth(
             *([row[name] for row in members] for name in ("size", "value", "seed"))
         )
         if fit is not None:
-            found[place] = fit
-    return found
+            fits[key] = fit
+    return fits
 
 
 def _curves(rows: Rows, part: Part) -> Panel:
@@ -216,7 +216,7 @@ def _curves(rows: Rows, part: Part) -> Panel:
     used = [row for row in rows if (row["quantity"], row["part"]) == ("x", part) and row["value"]]
     curves = {}
     for block, members in shared.grouped(used, "row", "column").items():
-        values = {size: each for (size,), each in shared.gathered(members, "size").items()}
+        values = {size: norms for (size,), norms in shared.gathered(members, "size").items()}
         curves[", ".join(block)] = shared.mean_places(values)
     title = f"${SPLIT[part]}$ against the size of the data"
     labels = ("standard deviation σ of embeddings and positions", "Frobenius norm of the block")
@@ -227,8 +227,8 @@ def _powers(fits: Fits, part: Part, title: str, quantities: Iterable[str]) -> Pa
     """Plot the measured powers of each block side by side."""
     series = []
     for quantity in quantities:
-        at = [place for place, pair in enumerate(PAIRS) if (*pair, part, quantity) in fits]
-        slopes = tuple(fits[*PAIRS[place], part, quantity].slope for place in at)
+        at = [index for index, pair in enumerate(PAIRS) if (*pair, part, quantity) in fits]
+        slopes = tuple(fits[*PAIRS[index], part, quantity].slope for index in at)
         name = f"{quantity} {title.removesuffix('s')}"
         series.append(Series(name=name, x=tuple(map(float, at)), y=slopes))
     return Panel(
@@ -246,8 +246,8 @@ def _check(block: tuple[str, str, Part], rows: Rows, fits: Fits) -> Check:
     row, column, part = block
     fact = f"{SPLIT[part]} of {row}, {column}"
     if not EXPECTED[block]:
-        cells = [each for each in rows if (each["row"], each["column"], each["part"]) == block]
-        largest = max((each["value"] for each in cells), default=None)
+        cells = [row for row in rows if (row["row"], row["column"], row["part"]) == block]
+        largest = max((row["value"] for row in cells), default=None)
         return Check(
             fact=fact,
             expected="0",
@@ -255,21 +255,21 @@ def _check(block: tuple[str, str, Part], rows: Rows, fits: Fits) -> Check:
             holds=None if largest is None else largest == 0,
         )
     places = [(*block, name) for name in QUANTITIES]
-    own = {place: fits[place] for place in places if place in fits}
+    block_fits = {key: fits[key] for key in places if key in fits}
     verdicts = {
-        fit.over_seeds.within(TOLERANCE, around=_expected(*place)) for place, fit in own.items()
+        fit.over_seeds.within(TOLERANCE, around=_expected(*key)) for key, fit in block_fits.items()
     }
-    near = len(own) == len(places) and verdicts == {True}
+    near = len(block_fits) == len(places) and verdicts == {True}
     return Check(
         fact=f"powers in {fact}",
-        expected=", ".join(f"{QUANTITIES[place[3]]} {_expected(*place)}" for place in places),
-        ours=", ".join(f"{QUANTITIES[place[3]]} {fit.slope:z.2f}" for place, fit in own.items()),
+        expected=", ".join(f"{QUANTITIES[key[3]]} {_expected(*key)}" for key in places),
+        ours=", ".join(f"{QUANTITIES[key[3]]} {fit.slope:z.2f}" for key, fit in block_fits.items()),
         holds=False if False in verdicts else True if near else None,
     )
 
 
-def _distance(place: Place, fit: growth.Growth) -> float:
-    return abs(fit.slope - _expected(*place))
+def _distance(key: Place, fit: growth.Growth) -> float:
+    return abs(fit.slope - _expected(*key))
 
 
 def _expected(row: str, column: str, part: Part, quantity: str) -> int:

@@ -16,7 +16,7 @@ from hessblocks_studies.engine import Rows, Scale, Summary
 
 _SIGMAS = growth.logspace(-1, 0, 20)
 _DEPTHS = (1, 2, 3)
-_FEW = tuple(_SIGMAS[place] for place in (0, 3, 6, 9, 18))
+_FEW = tuple(_SIGMAS[index] for index in (0, 3, 6, 9, 18))
 SIZES: dict[Scale, growth.Size] = {
     "smoke": growth.Size(width=16, sums=8, seeds=2, sigmas=_FEW, layers=_DEPTHS, probes=8),
     "laptop": growth.Size(width=128, sums=64, seeds=5, sigmas=_FEW, layers=_DEPTHS, probes=4),
@@ -83,7 +83,7 @@ def _panel(rows: Rows, target: str | None) -> Panel:
     panel = growth.curves_panel(
         [row for row in drawn if row["part"] == "outer" or _earlier(row)],
         f"target: {target or 'next'} token",
-        label=lambda place: _name(place[0], place[3]),
+        label=lambda curve: _name(curve[0], curve[3]),
     )
     outer = {_name(depth, "outer"): 2 * 3**depth for depth in _DEPTHS}
     full = {_name(depth, "full"): 3**depth for depth in _DEPTHS}

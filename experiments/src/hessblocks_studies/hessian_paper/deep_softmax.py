@@ -6,7 +6,7 @@ from hessblocks_studies import growth
 from hessblocks_studies.engine import Rows, Scale, Summary
 
 _SIGMAS = growth.logspace(-2, 1, 20)
-_FEW = tuple(_SIGMAS[place] for place in (0, 3, 6))
+_FEW = tuple(_SIGMAS[index] for index in (0, 3, 6))
 _DEPTHS = (2, 3, 4, 5)
 SIZES: dict[Scale, growth.Size] = {
     "smoke": growth.Size(width=16, sums=8, seeds=2, sigmas=_SIGMAS[:7:3], layers=(2, 5), probes=8),
@@ -31,18 +31,18 @@ def summarise(rows: Rows) -> Summary:
             "earlier layers estimates."
         ),
         expected=EXPECTED,
-        panels=[_panel(rows, one) for one in EXPECTED],
+        panels=[_panel(rows, slope) for slope in EXPECTED],
     )
 
 
-def _panel(rows: Rows, one: growth.Expected) -> Panel:
+def _panel(rows: Rows, slope: growth.Expected) -> Panel:
     panel = growth.curves_panel(
-        [row for row in rows if (row["group"], row["part"]) == (one.group, one.part)],
-        f"{one.group} block of {SYMBOLS[one.part]}",
-        label=lambda place: f"depth {place[0]}",
+        [row for row in rows if (row["group"], row["part"]) == (slope.group, slope.part)],
+        f"{slope.group} block of {SYMBOLS[slope.part]}",
+        label=lambda curve: f"depth {curve[0]}",
     )
     deepest = f"depth {max(_DEPTHS)}"
-    return growth.with_guides(panel, {deepest: int(one.slope)}, (0.0, 1.0))
+    return growth.with_guides(panel, {deepest: int(slope.slope)}, (0.0, 1.0))
 
 
 STUDY = growth.growth_study(

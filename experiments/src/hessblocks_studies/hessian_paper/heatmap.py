@@ -93,11 +93,11 @@ def _rows(
     """Make the rows of cells over some groups, with a number of parts per group."""
     starts = dict(zip(sizes, torch.tensor([0, *sizes.values()]).cumsum(0).tolist(), strict=False))
     places = [range(starts[name], starts[name] + sizes[name]) for name in counts]
-    kept = torch.tensor([place for part in places for place in part])
+    columns = torch.tensor([column for part in places for column in part])
     parts = torch.cat([torch.arange(sizes[name]) * counts[name] // sizes[name] for name in counts])
     shifts = torch.tensor([0, *counts.values()])[:-1].cumsum(0)
     shifts = shifts.repeat_interleave(torch.tensor([sizes[name] for name in counts]))
-    cells = cell_means(logarithms[kept][:, kept], parts + shifts)
+    cells = cell_means(logarithms[columns][:, columns], parts + shifts)
     owner = [name for name, count in counts.items() for _ in range(count)]
     return [
         {
@@ -126,9 +126,9 @@ def cell_means(
 
 def _dense(problem: Problem, columns: int = 64) -> Tensor:
     """Compute the Hessian over all groups together, `columns` at a time."""
-    (whole,) = custom_groups(problem.model, {"model": tuple(PARAMETERS.values())}).values()
-    operator = Hessian(problem, whole)
-    unit = torch.eye(whole.size, dtype=operator.dtype)
+    (group,) = custom_groups(problem.model, {"model": tuple(PARAMETERS.values())}).values()
+    operator = Hessian(problem, group)
+    unit = torch.eye(group.size, dtype=operator.dtype)
     with operator.kept():
         return torch.cat([operator @ part for part in unit.split(columns, dim=1)], dim=1)
 
@@ -137,7 +137,7 @@ def summarise(rows: Rows) -> Summary:
     """Plot the maps of the first seed, and average the size of each group's block over seeds."""
     maps = {name: _cells(rows, name) for name in MAPS}
     diagonal = [row for row in rows if row["map"] == "groups" and row["row"] == row["column"]]
-    own = shared.gathered(diagonal, "row_group")
+    diagonals = shared.gathered(diagonal, "row_group")
     seeds = len({row["seed"] for row in rows})
     return shared.summary(
         "The Hessian of one model at initialisation",
@@ -146,7 +146,7 @@ def summarise(rows: Rows) -> Summary:
         f"to {MOST} cells on a side, whatever its size. Seeds of the check: {seeds}.",
         (_map(title, part) for title, part in maps.items() if part),
         _checks(shared.nested(diagonal, "row_group", "seed")),
-        blocks=shared.mean_table(own, "group", value="log10_size"),
+        blocks=shared.mean_table(diagonals, "group", value="log10_size"),
     )
 
 
@@ -166,7 +166,7 @@ def _map(title: str, rows: Rows) -> Heatmap:
     side = math.isqrt(len(rows))
     values = [row["value"] for row in rows]
     owners = [row["column_group"] for row in rows[:side]]
-    edges = [place for place in range(1, side) if owners[place] != owners[place - 1]]
+    edges = [index for index in range(1, side) if owners[index] != owners[index - 1]]
     return Heatmap(
         title=title,
         values=tuple(tuple(values[start : start + side]) for start in range(0, len(rows), side)),

@@ -43,9 +43,9 @@ def measure(settings: EntrySettings) -> list[Row]:
         settings.block, layers=1, width=width, sigma=growth.weight_size(width), seed=draw
     )
     hessian = exact_attention_curvature(model, addition_batch(settings.sums, seed=draw))
-    place: Row = {"study": "histograms", "block": settings.block, "seed": seed}
+    columns: Row = {"study": "histograms", "block": settings.block, "seed": seed}
     return [
-        {**place, "group": group, "log10_size": centre, "share": share}
+        {**columns, "group": group, "log10_size": centre, "share": share}
         for group in GROUPS
         for centre, share in _histogram(hessian.block(group, group).dense())
         if share
@@ -100,7 +100,7 @@ def summarise(rows: Rows) -> Summary:
         (_panel(block, histograms) for block in BLOCKS if block in blocks),
         _checks(modes),
         modes=shared.mean_table(
-            {curve: list(each.values()) for curve, each in modes.items()},
+            {curve: list(by_seed.values()) for curve, by_seed in modes.items()},
             "block",
             "group",
             value="log10_mode",
@@ -148,14 +148,14 @@ def _checks(modes: Modes) -> list[Check]:
 
 def _check(fact: str, expected: str, logarithm: shared.Difference, published: float) -> Check:
     """Judge a size against a published one, with the error of its logarithm over seeds."""
-    count, reach, place = logarithm.seeds, math.log10(FACTOR), math.log10(published)
+    count, reach, expected_log = logarithm.seeds, math.log10(FACTOR), math.log10(published)
     spread = f" ± {logarithm.error:.2f} decades" if count > 1 else ""
     return Check(
         fact=fact,
         expected=expected,
         ours=f"{10**logarithm.mean:.2g}{spread} ({count} seed{'s' * (count > 1)})",
-        holds=logarithm.within(reach, around=place),
-        p_value=logarithm.p_value(place - reach, place + reach),
+        holds=logarithm.within(reach, around=expected_log),
+        p_value=logarithm.p_value(expected_log - reach, expected_log + reach),
     )
 
 

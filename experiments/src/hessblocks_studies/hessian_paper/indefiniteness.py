@@ -73,8 +73,8 @@ def measure(settings: IndefinitenessSettings) -> list[Row]:
                     f"saturate the loss; choose sigma below {sigma:g}."
                 )
             share = negative_share(torch.linalg.eigvalsh((block + block.T) / 2).tolist())
-            place: Row = {"study": "indefiniteness", "scores": scores, "layers": layers}
-            rows.append({**place, "layer": layer, "group": name, "seed": seed, "value": share})
+            columns: Row = {"study": "indefiniteness", "scores": scores, "layers": layers}
+            rows.append({**columns, "layer": layer, "group": name, "seed": seed, "value": share})
     return rows
 
 
@@ -85,7 +85,7 @@ Shares = Mapping[tuple[str, int, str], Mapping[Scalar, float]]
 def summarise(rows: Rows) -> Summary:
     """Plot shares by layer, one panel per kind of scores."""
     means = shared.gathered(rows, "scores", "layer", "group")
-    found = shared.nested(rows, ("scores", "layer", "group"), "seed")
+    shares = shared.nested(rows, ("scores", "layer", "group"), "seed")
     depth = max((row["layers"] for row in rows), default=0)
     seeds = len({row["seed"] for row in rows})
     return shared.summary(
@@ -93,27 +93,27 @@ def summarise(rows: Rows) -> Summary:
         "Sum of |λ| over negative eigenvalues λ of a diagonal block of H over the sum of all |λ|, "
         f"at initialisation; mean over {seeds} seeds, bars are its standard errors.",
         (_panel(scores, depth, means) for scores in SCORES if any(k[0] == scores for k in means)),
-        list(_checks(depth, found)),
+        list(_checks(depth, shares)),
         shares=shared.mean_table(means, "scores", "layer", "group"),
     )
 
 
-def _panel(scores: str, depth: int, found: Mapping[tuple[str, int, str], Sequence[float]]) -> Panel:
+def _panel(scores: str, depth: int, means: Mapping[tuple[str, int, str], Sequence[float]]) -> Panel:
     curves = {}
     for name in (*SCORED, *OTHERS):
-        shares = {float(layer): found.get((scores, layer, name), ()) for layer in range(depth)}
-        known = {layer: each for layer, each in shares.items() if each}
-        curves[name.removeprefix("attention.").replace(".", " ")] = shared.mean_places(known)
+        shares = {float(layer): means.get((scores, layer, name), ()) for layer in range(depth)}
+        measured = {layer: values for layer, values in shares.items() if values}
+        curves[name.removeprefix("attention.").replace(".", " ")] = shared.mean_places(measured)
     panel = shared.panel(f"{scores} scores", "layer", "share of negative curvature", curves)
     return replace(panel, ticks=tuple(str(layer + 1) for layer in range(depth)))
 
 
-def _checks(depth: int, found: Shares) -> Iterator[Check]:
+def _checks(depth: int, means: Shares) -> Iterator[Check]:
     """Check the exact facts about the last layer, and report those about the layer before it."""
     last = depth - 1
     for scores, groups in (("linear", SCORED), ("linear", OTHERS), ("softmax", OTHERS)):
         names = "query and key" if groups is SCORED else "value, projection and MLP"
-        if shares := _by_seed(found, scores, last, groups):
+        if shares := _by_seed(means, scores, last, groups):
             largest = max(map(max, shares.values()))
             yield Check(
                 fact=f"no negative curvature in the last layer's {names} blocks, {scores} scores",
@@ -121,24 +121,24 @@ def _checks(depth: int, found: Shares) -> Iterator[Check]:
                 ours=f"at most {largest:.0e}",
                 holds=largest < ROUNDING,
             )
-    if shares := _by_seed(found, "softmax", last, SCORED):
+    if shares := _by_seed(means, "softmax", last, SCORED):
         yield _much(
             "negative curvature in the last layer's query and key blocks, softmax scores",
             "the smaller share",
             {seed: min(pair) for seed, pair in shares.items()},
         )
     for layer in range(last):
-        if shares := _by_seed(found, "linear", layer, (*SCORED, *OTHERS)):
+        if shares := _by_seed(means, "linear", layer, (*SCORED, *OTHERS)):
             yield _much(
                 f"negative curvature in the blocks of layer {layer + 1}, linear scores",
                 "the mean share",
-                {seed: statistics.fmean(each) for seed, each in shares.items()},
+                {seed: statistics.fmean(values) for seed, values in shares.items()},
             )
     for layer in range(depth):
         values = {
             scores: {
                 seed: statistics.fmean(pair)
-                for seed, pair in _by_seed(found, scores, layer, SCORED).items()
+                for seed, pair in _by_seed(means, scores, layer, SCORED).items()
             }
             for scores in SCORES
         }
@@ -150,22 +150,22 @@ def _checks(depth: int, found: Shares) -> Iterator[Check]:
             )
 
 
-def _much(fact: str, what: str, shares: Mapping[Scalar, float]) -> Check:
+def _much(fact: str, quantity: str, shares: Mapping[Scalar, float]) -> Check:
     """Judge whether a share is clearly above 0, which theory allows and does not imply."""
-    expected = f"{what} above {MUCH:g} (found, not implied by theory)"
+    expected = f"{quantity} above {MUCH:g} (found, not implied by theory)"
     share = shared.over_seeds(shares)
     return share.judged(fact, expected, limit=MUCH, unit="in share", signed=False)
 
 
 def _by_seed(
-    found: Shares, scores: str, layer: int, groups: Sequence[str]
+    by_group: Shares, scores: str, layer: int, groups: Sequence[str]
 ) -> dict[Scalar, list[float]]:
     """Collect {seed: shares of groups of a layer}, for the seeds that all groups have."""
-    first, *others = (found.get((scores, layer, name), {}) for name in groups)
+    first, *others = (by_group.get((scores, layer, name), {}) for name in groups)
     return {
-        seed: [each[seed] for each in (first, *others)]
+        seed: [by_seed[seed] for by_seed in (first, *others)]
         for seed in first
-        if all(seed in each for each in others)
+        if all(seed in by_seed for by_seed in others)
     }
 
 

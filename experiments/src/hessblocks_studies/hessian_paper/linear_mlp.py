@@ -65,14 +65,14 @@ def measure(settings: LinearSettings) -> list[Row]:
     draw = seed_of("mlp", layers, settings.seed)
     embedding, weights = network(setup, layers, settings.width, sigma, draw)
     norms = outer_norms(setup, embedding, weights, addition_batch(settings.sums, seed=draw))
-    found: list[Norms] = [
+    norms_by_layer: list[Norms] = [
         {
             (SETUPS[setup], part): Estimate(value=norm * (part != "functional"), method="exact")
             for part in PARTS
         }
         for norm in norms
     ]
-    return growth.growth_rows(found, "mlp", layers=layers, sigma=sigma, seed=settings.seed)
+    return growth.growth_rows(norms_by_layer, "mlp", layers=layers, sigma=sigma, seed=settings.seed)
 
 
 def network(
@@ -102,8 +102,8 @@ def outer_norms(
     batch: Mapping[str, Int[Tensor, "sequences tokens"]],
 ) -> list[float]:
     """Compute ‖H_o‖_F = 2 ‖Σ_n h_n h_nᵀ‖ ‖B Bᵀ‖ of each counted layer, or that of the mean loss."""
-    asked = batch["labels"][:, 1:] != IGNORED
-    h = embedding[batch["input_ids"][:, :-1][asked]]
+    is_counted = batch["labels"][:, 1:] != IGNORED
+    h = embedding[batch["input_ids"][:, :-1][is_counted]]
     classes = weights[-1].shape[1]
     counted, share = (weights[:-1], 2 / (len(h) * classes)) if setup == "head" else (weights, 2)
     norms = []
@@ -137,7 +137,7 @@ def _panel(rows: Rows, setup: str) -> Panel:
     panel = growth.curves_panel(
         [row for row in rows if (row["layer"], row["group"], row["part"]) == curve],
         "layers and a head, mean" if setup == "head" else "authors' set-up, sum",
-        label=lambda place: f"depth {place[0]}",
+        label=lambda curve: f"depth {curve[0]}",
     )
     return growth.with_guides(panel, {f"depth {max(_DEPTHS)}": 2}, (min(_SIGMAS), max(_SIGMAS)))
 

@@ -58,10 +58,10 @@ def measure(settings: PairSettings) -> list[Row]:
     for name, groups in BLOCKS.items():
         hessian = exact_attention_curvature(models[name], batch)
         for part in PARTS:
-            place: Row = {"study": "one-matrix", "scores": scores, "parametrisation": name}
-            place |= {"part": part, "seed": seed}
-            found = quantities(_joint(hessian, groups, part), spectrum=seed == 0)
-            rows += [{**place, "quantity": q, "value": v} for q, v in found.items()]
+            columns: Row = {"study": "one-matrix", "scores": scores, "parametrisation": name}
+            columns |= {"part": part, "seed": seed}
+            values = quantities(_joint(hessian, groups, part), spectrum=seed == 0)
+            rows += [{**columns, "quantity": q, "value": v} for q, v in values.items()]
     return rows
 
 
@@ -69,13 +69,13 @@ def equal_models(scores: str, width: int, seed: int) -> dict[str, PreTrainedMode
     """Build two models of the same function, by parametrisation."""
     sigma = growth.weight_size(width)
     two = growth.addition_model(scores, layers=1, width=width, sigma=sigma, seed=seed)
-    other = "one-matrix" if scores == "softmax" else "one-matrix-linear"
-    one = growth.addition_model(other, layers=1, width=width, sigma=sigma, seed=seed)
+    single_name = "one-matrix" if scores == "softmax" else "one-matrix-linear"
+    single = growth.addition_model(single_name, layers=1, width=width, sigma=sigma, seed=seed)
     attention = two.model.layers[0].attention
     query_key = attention.query.weight.T @ attention.key.weight / math.sqrt(width)
     state = {name: value for name, value in two.state_dict().items() if ".key." not in name}
-    one.load_state_dict({**state, "model.layers.0.attention.query.weight": query_key.T})
-    return {"two-matrix": two, "one-matrix": one}
+    single.load_state_dict({**state, "model.layers.0.attention.query.weight": query_key.T})
+    return {"two-matrix": two, "one-matrix": single}
 
 
 def quantities(matrix: Float[Tensor, "size size"], *, spectrum: bool) -> dict[str, float]:
@@ -89,14 +89,14 @@ def quantities(matrix: Float[Tensor, "size size"], *, spectrum: bool) -> dict[st
         Name of the quantity → value.
     """
     eigenvalues: list[float] = torch.linalg.eigvalsh((matrix + matrix.T) / 2).flip(0).tolist()
-    found = {
+    values = {
         "mean_size": float(matrix.abs().mean()),
         "negative_share": negative_share(eigenvalues),
         "pairing": pairing(eigenvalues),
     }
     if spectrum:
-        found |= {f"eigenvalue {place}": value for place, value in enumerate(eigenvalues)}
-    return found
+        values |= {f"eigenvalue {index}": value for index, value in enumerate(eigenvalues)}
+    return values
 
 
 def negative_share(eigenvalues: Sequence[float]) -> float:
@@ -129,27 +129,27 @@ _KEY = ("scores", "parametrisation", "part", "quantity")
 
 def summarise(rows: Rows) -> Summary:
     """Summarise the indefiniteness of each parametrisation, and the pairing of eigenvalues."""
-    found = shared.gathered(rows, *_KEY)
-    means = {key: each for key, each in found.items() if not key[-1].startswith("eigenvalue")}
-    panels, zeros = zip(*(_panel(scores, found) for scores in SCORES), strict=True)
+    by_key = shared.gathered(rows, *_KEY)
+    means = {key: seeds for key, seeds in by_key.items() if not key[-1].startswith("eigenvalue")}
+    panels, zeros = zip(*(_panel(scores, by_key) for scores in SCORES), strict=True)
     return shared.summary(
         "One matrix W_QK leaves fewer negative directions than W_Q and W_K",
         "Eigenvalues of H over the query and key weights, first seed, by size; same function. "
         f"{sum(zeros)} below {ROUNDING:.0e} of the largest are 0 but for rounding and are left "
         "out.",
         panels,
-        _checks(found),
+        _checks(by_key),
         quantities=shared.mean_table(means, *_KEY),
     )
 
 
-def _panel(scores: str, found: Values) -> tuple[Panel, int]:
+def _panel(scores: str, by_key: Values) -> tuple[Panel, int]:
     """Plot the eigenvalues for one kind of scores; also return how many are not shown."""
     series, zeros = [], 0
     for parametrisation in BLOCKS:
         eigenvalues = [
             values[0]
-            for (s, p, part, quantity), values in found.items()
+            for (s, p, part, quantity), values in by_key.items()
             if (s, p, part) == (scores, parametrisation, "full") and quantity.startswith("eigen")
         ]
         least = ROUNDING * max(map(abs, eigenvalues), default=0.0)
@@ -169,14 +169,14 @@ def _panel(scores: str, found: Values) -> tuple[Panel, int]:
     return panel, zeros
 
 
-def _checks(found: Values) -> list[Check]:
+def _checks(by_key: Values) -> list[Check]:
     checks = []
     for scores in SCORES:
-        two = found.get((scores, "two-matrix", "full", "negative_share"), [])
-        one = found.get((scores, "one-matrix", "full", "negative_share"), [])
-        if two and one:
-            checks.append(_share_check(scores, two, one))
-    pairs = found.get(("linear", "two-matrix", "functional", "pairing"), [])
+        two = by_key.get((scores, "two-matrix", "full", "negative_share"), [])
+        single = by_key.get((scores, "one-matrix", "full", "negative_share"), [])
+        if two and single:
+            checks.append(_share_check(scores, two, single))
+    pairs = by_key.get(("linear", "two-matrix", "functional", "pairing"), [])
     if pairs:
         checks.append(
             Check(
@@ -189,16 +189,16 @@ def _checks(found: Values) -> list[Check]:
     return checks
 
 
-def _share_check(scores: str, two: Sequence[float], one: Sequence[float]) -> Check:
+def _share_check(scores: str, two: Sequence[float], single: Sequence[float]) -> Check:
     texts = []
-    for name, values in (("two matrices", two), ("one matrix", one)):
+    for name, values in (("two matrices", two), ("one matrix", single)):
         mean, error = mean_and_error(values)
         texts.append(f"{name} {mean:.3f}" + (f" ± {error:.3f}" if len(values) > 1 else " (1 seed)"))
     return Check(
         fact=f"H is less indefinite with one matrix ({scores} scores)",
         expected="smaller share of negative curvature at every seed",
         ours=", ".join(texts),
-        holds=None if len(two) < 2 else all(a > b for a, b in zip(two, one, strict=False)),
+        holds=None if len(two) < 2 else all(a > b for a, b in zip(two, single, strict=False)),
     )
 
 

@@ -88,19 +88,21 @@ class Ground:
 
     def better(self, *models: HessblocksForCausalLM) -> HessblocksForCausalLM:
         """Choose the model with the lowest KL divergence on the choosing text."""
-        return min(models, key=lambda one: self.choosing.cost(list(one.model.layers), 0).kl.value)
+        return min(
+            models, key=lambda model: self.choosing.cost(list(model.model.layers), 0).kl.value
+        )
 
     def tokens_a_second(self, model: HessblocksForCausalLM) -> tuple[float, float]:
         """Measure tokens per second of processor time for the original and a model, in turns."""
         tokens = self.judging.tokens[:4]
-        found: tuple[list[float], list[float]] = ([], [])
+        times: tuple[list[float], list[float]] = ([], [])
         for _ in range(TURNS):
-            for one, seconds in zip((self.original, model), found, strict=True):
+            for timed, seconds in zip((self.original, model), times, strict=True):
                 start = time.process_time()
                 with torch.no_grad():
-                    one.model(input_ids=tokens, use_cache=False)
+                    timed.model(input_ids=tokens, use_cache=False)
                 seconds.append(time.process_time() - start)
-        before, after = (tokens.numel() / min(seconds) for seconds in found)
+        before, after = (tokens.numel() / min(seconds) for seconds in times)
         return before, after
 
 
@@ -135,7 +137,7 @@ def _real(package: str) -> tuple[HessblocksForCausalLM, Sequence[Tensor], Tensor
     original = from_pretrained_blocks(model)
     settings = SimplifySettings(seed=SEED)
     parts = text_parts(original, tokenizer, documents_of("\n\n".join(topics.values())), settings)
-    docstrings = (one.text for one in load_docstrings() if one.kind != "prose")
+    docstrings = (text.text for text in load_docstrings() if text.kind != "prose")
     ids = encoded(tokenizer, documents_of("\n\n".join(docstrings)))
     return original, parts, Windows(ids, settings.tokens).drawn(JUDGED, SEED)
 

@@ -124,22 +124,22 @@ def settings(scale: Scale, seeds: int | None) -> list[RunSettings]:
 
 
 @torch.no_grad()
-def changed(place: Ground, base: Any, kind: str, layers: Sequence[int]) -> list[Any]:
+def changed(subject: Ground, base: Any, kind: str, layers: Sequence[int]) -> list[Any]:
     """Return all layers of `base`, some of them changed."""
-    made, context = list(base.model.layers), place.text.context
+    layers_after, context = list(base.model.layers), subject.text.context
     for index in layers:
-        own, x = place.original.model.layers[index], place.text.states[index]
-        middle = own.attention_branch(own.attention(own.attention_norm(x), context), x)
-        made[index] = copy.deepcopy(made[index])
-        KINDS[kind](made[index], x, middle)
-    return made
+        layer, x = subject.original.model.layers[index], subject.text.states[index]
+        middle = layer.attention_branch(layer.attention(layer.attention_norm(x), context), x)
+        layers_after[index] = copy.deepcopy(layers_after[index])
+        KINDS[kind](layers_after[index], x, middle)
+    return layers_after
 
 
-def grown(place: Ground, base: Any, kind: str, run: range, fixed: range) -> range:
+def grown(subject: Ground, base: Any, kind: str, run: range, fixed: range) -> range:
     """Extend a run by the cheaper neighbour while it costs at most `LIMIT`.
 
     Args:
-        place: model and texts.
+        subject: model and texts.
         base: model whose layers in `fixed` have changed already.
         kind: kind of the change.
         run: run to extend.
@@ -150,14 +150,14 @@ def grown(place: Ground, base: Any, kind: str, run: range, fixed: range) -> rang
     """
     while True:
         wider = [
-            one
-            for one in (range(run.start - 1, run.stop), range(run.start, run.stop + 1))
-            if one.start >= 0 and one.stop <= place.original.config.depth
+            candidate
+            for candidate in (range(run.start - 1, run.stop), range(run.start, run.stop + 1))
+            if candidate.start >= 0 and candidate.stop <= subject.original.config.depth
         ]
         costs = {}
-        for one in wider:
-            new = [layer for layer in one if layer not in fixed]
-            costs[one] = place.choosing.cost(changed(place, base, kind, new), 0).kl.value
+        for candidate in wider:
+            new = [layer for layer in candidate if layer not in fixed]
+            costs[candidate] = subject.choosing.cost(changed(subject, base, kind, new), 0).kl.value
         best = min(wider, key=costs.__getitem__, default=None)
         if best is None or costs[best] > LIMIT:
             return run
@@ -166,12 +166,12 @@ def grown(place: Ground, base: Any, kind: str, run: range, fixed: range) -> rang
 
 def measure(settings: RunSettings) -> list[Row]:
     """Price each layer alone; grow a run from the cheapest; heal the run, and let it grow again."""
-    place, kind = ground(settings.model), settings.kind
+    subject, kind = ground(settings.model), settings.kind
     common: Row = {"study": "simplified-runs", "rule": kind, "seed": 0}
-    depth, rows, alone = place.original.config.depth, list[Row](), list[float]()
+    depth, rows, alone = subject.original.config.depth, list[Row](), list[float]()
     for layer in range(depth):
-        made = changed(place, place.original, kind, [layer])
-        kl = place.choosing.cost(made[layer:], layer).kl
+        made = changed(subject, subject.original, kind, [layer])
+        kl = subject.choosing.cost(made[layer:], layer).kl
         alone.append(kl.value)
         own = {**common, "first": layer, "last": layer, "standard_error": kl.standard_error}
         rows.append(shared.measured(ALONE, kl.value, **own))
@@ -183,20 +183,20 @@ def measure(settings: RunSettings) -> list[Row]:
 
     start = min(range(depth), key=alone.__getitem__)
     run, fixed = range(start, start + 1), range(0)
-    base: Any = copy.deepcopy(place.original)
+    base: Any = copy.deepcopy(subject.original)
     for updates in settings.updates:
         if updates:
-            base = heal(base, place.original, place.healing, layers=(), steps=updates)
-        run = grown(place, base, kind, run, fixed)
+            base = heal(base, subject.original, subject.healing, layers=(), steps=updates)
+        run = grown(subject, base, kind, run, fixed)
         new = [layer for layer in run if layer not in fixed]
-        base.model.layers = nn.ModuleList(changed(place, base, kind, new))
+        base.model.layers = nn.ModuleList(changed(subject, base, kind, new))
         fixed, layers = run, list(base.model.layers)
-        rows.append(told(RUN, place.choosing, layers, run, updates))
-        rows.append(told(OTHER, place.judging, layers, run, updates))
+        rows.append(told(RUN, subject.choosing, layers, run, updates))
+        rows.append(told(OTHER, subject.judging, layers, run, updates))
     first, last = JUDGED_RUN
     if depth > last:
-        layers = changed(place, place.original, kind, range(first, last + 1))
-        rows.append(told(FIXED, place.judging, layers, range(first, last + 1), 0))
+        layers = changed(subject, subject.original, kind, range(first, last + 1))
+        rows.append(told(FIXED, subject.judging, layers, range(first, last + 1), 0))
     return rows
 
 

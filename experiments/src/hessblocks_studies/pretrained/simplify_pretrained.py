@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hessblocks.blocks import Identity, Shared, Weight
 from hessblocks.figures import Panel
-from hessblocks.simplify import Candidate, Place, Refit, outputs_of, saved_between
+from hessblocks.simplify import Candidate, Place, Refit, counts_of, outputs_of
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks_studies import shared
@@ -37,6 +37,8 @@ SEEDS = 3
 KL, LOSS = "KL", "loss"
 SPEED, RATIO = "tokens a second", "times the original's tokens a second"
 """Quantities of timings, which differ from run to run."""
+SAVED = ("layer_parameters", "operations", "cache")
+"""Counted shares that a model saves."""
 SIZES, NEEDED = 4, 3
 """Number of judged sizes, and of sizes at which the plan must be best."""
 ALONE = "removals alone"
@@ -104,7 +106,9 @@ def measure(settings: SimplifiedSettings) -> list[Row]:
     if settings.healed:
         return _costs(place, place.healed(model, settings.healed), own)
     before, after = place.tokens_a_second(model)
-    saved = saved_between(place.original, model, place.text.tokens.shape[1])
+    window = place.text.tokens.shape[1]
+    counts = [counts_of(one, window) for one in (place.original, model)]
+    saved = {name: 1 - counts[1][name] / counts[0][name] for name in SAVED}
     return [
         *_costs(place, model, own),
         shared.measured(SPEED, after, **own),

@@ -40,27 +40,27 @@ def best_rate(grid: Mapping[float, Mapping[Scalar, float]]) -> Rate:
     """
     common = set.intersection(*map(set, grid.values()))
     means = {
-        rate: statistics.fmean(seeds[one] for one in common or seeds)
+        rate: statistics.fmean(seeds[seed] for seed in common or seeds)
         for rate, seeds in grid.items()
     }
-    most = max(map(len, grid.values()))
-    fewer = min(map(len, grid.values())) < most
+    longest = max(map(len, grid.values()))
+    fewer = min(map(len, grid.values())) < longest
     lowest = min(means, key=lambda rate: means[rate])
     usual = [
         rate
         for rate in means
-        if len(grid[rate]) == most and means[rate] <= means[lowest] + (SLACK if fewer else 0.0)
+        if len(grid[rate]) == longest and means[rate] <= means[lowest] + (SLACK if fewer else 0.0)
     ]
     best = min(usual or means, key=lambda rate: means[rate])
-    whole = bool(common) and len(grid[best]) == most and math.isfinite(means[best])
+    complete = bool(common) and len(grid[best]) == longest and math.isfinite(means[best])
     inside = all(min(grid) < rate < max(grid) for rate in (best, lowest))
-    above = means[best] - means[lowest] if whole else 0.0
-    return Rate(best=best, settled=whole and inside, above_the_lowest=above)
+    above = means[best] - means[lowest] if complete else 0.0
+    return Rate(best=best, settled=complete and inside, above_the_lowest=above)
 
 
 def at_best_rates(check: Check, rates: Mapping[str, Rate], *names: str) -> Check:
     """Leave a check undecided if a block's best rate is not settled."""
-    open_ended = [one for one in names if one in rates and not rates[one].settled]
+    open_ended = [name for name in names if name in rates and not rates[name].settled]
     if not open_ended:
         return check
     return check.void(f"{LONGER} {', '.join(open_ended)}")

@@ -216,21 +216,21 @@ def difference(
     mean, error = mean_and_error(gaps)
     diverged = [seed for seed, gap in zip(common, gaps, strict=True) if gap in lost]
     who = first if any(math.isinf(values[first][seed]) for seed in diverged) else second
-    found = Difference(
+    result = Difference(
         mean=mean, error=error, seeds=len(gaps), diverged=len(diverged), who=who if diverged else ""
     )
-    exact = any(len({values[one][seed] for seed in common}) == 1 for one in (first, second))
+    exact = any(len({values[name][seed] for seed in common}) == 1 for name in (first, second))
     pooled = residual or pooled_error(values)
     if diverged or exact or pooled is None:
-        return found
+        return result
     if not pooled.fits:
         parts = [
-            mean_and_error([values[one][seed] for seed in common])[1] for one in (first, second)
+            mean_and_error([values[name][seed] for seed in common])[1] for name in (first, second)
         ]
         freedom = welch(*((part, len(gaps) - 1) for part in parts))
-        return replace(found, error=math.hypot(*parts), freedom=freedom, own=True)
+        return replace(result, error=math.hypot(*parts), freedom=freedom, own=True)
     error = pooled.deviation * math.sqrt(2 / len(gaps))
-    return replace(found, error=error, freedom=pooled.freedom)
+    return replace(result, error=error, freedom=pooled.freedom)
 
 
 def apart(one: Difference, other: Difference) -> Difference:
@@ -244,7 +244,7 @@ def apart(one: Difference, other: Difference) -> Difference:
         return Difference(mean=math.nan, error=math.nan, seeds=0)
     if seeds < 2:
         return Difference(mean=mean, error=math.nan, seeds=seeds)
-    parts = [(each.whole, each.whole_freedom) for each in (one, other)]
+    parts = [(gap.whole, gap.whole_freedom) for gap in (one, other)]
     return Difference(
         mean=mean,
         error=math.hypot(*(error for error, _ in parts)),
@@ -279,12 +279,12 @@ def slopes(curves: Mapping[Scalar, Mapping[float, float]]) -> dict[Scalar, float
     Returns:
         Seed → slope, for seeds with at least two points.
     """
-    found = {}
+    fitted = {}
     for seed, curve in curves.items():
         places = [(math.log(x), math.log(y)) for x, y in curve.items() if y > 0]
         if len(places) > 1:
-            found[seed] = linear_regression(*zip(*places, strict=True)).slope
-    return found
+            fitted[seed] = linear_regression(*zip(*places, strict=True)).slope
+    return fitted
 
 
 def gaps(above: Mapping[Scalar, float], below: Mapping[Scalar, float]) -> dict[Scalar, float]:
@@ -304,23 +304,23 @@ def line(places: Sequence[tuple[float, Difference]]) -> Difference:
     Returns:
         The slope; 0 seeds if fewer than three differences are known.
     """
-    known = [(math.log10(x), one) for x, one in places if one.known and not one.diverged]
-    if len(known) < 3:
+    finite = [(math.log10(x), gap) for x, gap in places if gap.known and not gap.diverged]
+    if len(finite) < 3:
         return Difference(mean=math.nan, error=math.nan, seeds=0)
-    middle = sum(x for x, _ in known) / len(known)
-    squares = sum((x - middle) ** 2 for x, _ in known)
-    weights = [(x - middle) / squares for x, _ in known]
+    middle = sum(x for x, _ in finite) / len(finite)
+    squares = sum((x - middle) ** 2 for x, _ in finite)
+    weights = [(x - middle) / squares for x, _ in finite]
     parts = [
-        (weight * one.whole, one.whole_freedom)
-        for weight, (_, one) in zip(weights, known, strict=True)
+        (weight * gap.whole, gap.whole_freedom)
+        for weight, (_, gap) in zip(weights, finite, strict=True)
     ]
-    pooled = len({round(freedom, 6) for _, freedom in parts}) == 1 and not known[0][1].own
+    pooled = len({round(freedom, 6) for _, freedom in parts}) == 1 and not finite[0][1].own
     return Difference(
-        mean=sum(weight * one.mean for weight, (_, one) in zip(weights, known, strict=True)),
+        mean=sum(weight * gap.mean for weight, (_, gap) in zip(weights, finite, strict=True)),
         error=math.hypot(*(error for error, _ in parts)),
-        seeds=min(one.seeds for _, one in known),
+        seeds=min(gap.seeds for _, gap in finite),
         freedom=parts[0][1] if pooled else welch(*parts),
-        own=any(one.own for _, one in known),
+        own=any(gap.own for _, gap in finite),
     )
 
 
@@ -331,19 +331,19 @@ EARLY = 0.02
 third to the eighth; with 0.05 it would be wrong too often."""
 
 
-def undecided(found: Sequence[Difference], limit: float) -> bool:
+def undecided(gaps: Sequence[Difference], limit: float) -> bool:
     """Tell whether a sequential rule needs one more seed.
 
     Args:
-        found: differences that the verdicts use.
+        gaps: differences that the verdicts use.
         limit: tolerance ±limit.
 
     Returns:
         True if all have three seeds, and one that has fewer than `MOST_SEEDS` is not decided.
     """
-    if not found or any(one.seeds < FEWEST_SEEDS or not one.known for one in found):
+    if not gaps or any(gap.seeds < FEWEST_SEEDS or not gap.known for gap in gaps):
         return False
-    p_values = [one.p_value(-limit, limit) for one in found if one.seeds < MOST_SEEDS]
+    p_values = [gap.p_value(-limit, limit) for gap in gaps if gap.seeds < MOST_SEEDS]
     return any(p_value is not None and p_value > EARLY for p_value in p_values)
 
 

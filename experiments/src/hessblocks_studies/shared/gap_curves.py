@@ -32,7 +32,7 @@ def gap_panel(runs: Runs, blocks: Sequence[str], base: str, title: str) -> Panel
             curves[block] = mean_places({step: gaps[step] for step in sorted(gaps)})
     labels = ("training step", "above the base (nats per token)")
     drawn = late(panel(f"{title}, above {base}", *labels, curves))
-    steps = [step for one in drawn.series for step in one.x]
+    steps = [step for curve in drawn.series for step in curve.x]
     ends = (min(steps, default=0.0), max(steps, default=0.0))
     bounds = [
         Series(name=f"{bound:+g}", x=ends, y=(bound, bound), guide=True)

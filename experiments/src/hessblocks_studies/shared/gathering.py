@@ -16,19 +16,19 @@ Place = tuple[float, float, float]
 """(x, y, standard error of y)."""
 
 
-def measured(quantity: str, value: Scalar, method: str = "measured", /, **place: Scalar) -> Row:
+def measured(quantity: str, value: Scalar, method: str = "measured", /, **settings: Scalar) -> Row:
     """Make the row of one quantity.
 
     Args:
         quantity: name of the quantity.
         value: value of the quantity; None if there is none.
         method: measured, counted, exact or estimate.
-        **place: further columns, such as step or group, and the standard error if known.
+        **settings: further columns, such as step or group, and the standard error if known.
 
     Returns:
         The row.
     """
-    return {**place, "quantity": quantity, "value": value, "method": method}
+    return {**settings, "quantity": quantity, "value": value, "method": method}
 
 
 def validation_loss(line: Mapping[str, Any]) -> tuple[int, float | None] | None:
@@ -45,10 +45,10 @@ def validation_loss(line: Mapping[str, Any]) -> tuple[int, float | None] | None:
 
 def grouped(rows: Iterable[Mapping[str, Any]], *columns: str) -> dict[tuple[Any, ...], Rows]:
     """Group rows that have equal values in the given columns; the order of rows is preserved."""
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault(tuple(row[name] for name in columns), []).append(row)
-    return {**found}
+        groups.setdefault(tuple(row[name] for name in columns), []).append(row)
+    return {**groups}
 
 
 def gathered(
@@ -73,14 +73,14 @@ def nested(
         {first key: {second key: … value}}, in the order of the rows; of rows with equal keys the
         last one counts.
     """
-    found: dict[Any, Any] = {}
+    outermost: dict[Any, Any] = {}
     for row in rows:
-        inner = found
+        inner = outermost
         *outer, last = (row[k] if isinstance(k, str) else tuple(row[n] for n in k) for k in keys)
         for key in outer:
             inner = inner.setdefault(key, {})
         inner[last] = row[value]
-    return found
+    return outermost
 
 
 def of_quantity(rows: Iterable[R], *quantities: str) -> list[R]:
@@ -102,8 +102,8 @@ def mean_table(
         The rows of the table.
     """
     table = []
-    for key, each in values.items():
-        mean, error = mean_and_error(each)
+    for key, numbers in values.items():
+        mean, error = mean_and_error(numbers)
         names = dict(zip(columns, key, strict=True))
         table.append({**names, value: mean, "standard_error": error})
     return table
@@ -111,7 +111,7 @@ def mean_table(
 
 def mean_places(values: Mapping[float, Sequence[float]]) -> list[Place]:
     """Compute (x, mean, standard error) of the values at each x; the order is preserved."""
-    return [(x, *mean_and_error(each)) for x, each in values.items()]
+    return [(x, *mean_and_error(numbers)) for x, numbers in values.items()]
 
 
 def curve(name: str, places: Sequence[Place], **style: Any) -> Series:
@@ -125,7 +125,7 @@ def curve(name: str, places: Sequence[Place], **style: Any) -> Series:
     Returns:
         The series, with standard errors as error bars.
     """
-    x, y, error = (tuple(place[part] for place in places) for part in range(3))
+    x, y, error = (tuple(point[part] for point in places) for part in range(3))
     return Series(name=name, x=x, y=y, error=error, **style)
 
 
@@ -160,7 +160,7 @@ def panel(
         x_scale="log" if "x" in log else "linear",
         y_scale="log" if "y" in log else "linear",
         series=tuple(
-            curve(name, each, line=line) for name, each in curves.items() if each or empty
+            curve(name, points, line=line) for name, points in curves.items() if points or empty
         ),
     )
 
@@ -202,13 +202,13 @@ def allowed_for(checks: Sequence[Check]) -> list[Check]:
         The checks, in the same order.
     """
     tested = sorted(
-        (check.p_value, place) for place, check in enumerate(checks) if check.p_value is not None
+        (check.p_value, index) for index, check in enumerate(checks) if check.p_value is not None
     )
-    found = list(checks)
+    judged = list(checks)
     over = False
-    for behind, (p_value, place) in enumerate(tested):
+    for behind, (p_value, index) in enumerate(tested):
         over = over or p_value > LEVEL / (len(tested) - behind)
-        if over and found[place].holds is not None:
-            ours = f"{found[place].ours}; decided alone, not among {len(tested)} (Holm)"
-            found[place] = replace(found[place], ours=ours, holds=None)
-    return found
+        if over and judged[index].holds is not None:
+            ours = f"{judged[index].ours}; decided alone, not among {len(tested)} (Holm)"
+            judged[index] = replace(judged[index], ours=ours, holds=None)
+    return judged

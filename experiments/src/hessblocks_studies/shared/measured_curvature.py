@@ -101,22 +101,22 @@ def unevenness_rows(
     """
     rows = []
     for name, roles in SETS.items():
-        own = [
-            one
-            for one, group in groups.items()
+        members = [
+            member
+            for member, group in groups.items()
             if (not roles or group.role in roles) and group.role not in without
         ]
-        rows += _unevenness(name, {one: norms[one] for one in own})
+        rows += _unevenness(name, {member: norms[member] for member in members})
     return rows
 
 
 def _unevenness(name: str, norms: Mapping[str, Estimate]) -> list[Row]:
     """Compute heterogeneity (error: a quarter of the 95 % interval's width) and spread."""
-    known = {one: (norm.value, norm.standard_error) for one, norm in norms.items()}
-    found = ends(known)
-    if found is None or sum(value > 0 for value, _ in known.values()) < 2:
+    estimates = {group: (norm.value, norm.standard_error) for group, norm in norms.items()}
+    extremes = ends(estimates)
+    if extremes is None or sum(value > 0 for value, _ in estimates.values()) < 2:
         return []
-    values = {HETEROGENEITY: (found.ratio, found.standard_error), SPREAD: spread(known)}
+    values = {HETEROGENEITY: (extremes.ratio, extremes.standard_error), SPREAD: spread(estimates)}
     return [
         measured(quantity, value, "estimate", group=name, standard_error=error)
         for quantity, (value, error) in values.items()
@@ -141,6 +141,8 @@ def spread(norms: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     noise = [(error / value / math.log(10)) ** 2 for value, error in positive]
     middle = sum(logs) / len(logs)
     inner = max(variance(logs) - sum(noise) / len(noise), 0.0)
-    moved = sum((x - middle) ** 2 * each for x, each in zip(logs, noise, strict=True))
+    moved = sum(
+        (x - middle) ** 2 * variance_of_log for x, variance_of_log in zip(logs, noise, strict=True)
+    )
     error = 2 / (len(logs) - 1) * math.sqrt(moved)
     return math.sqrt(inner), error / (2 * math.sqrt(inner)) if inner else math.sqrt(error)

@@ -61,17 +61,17 @@ def pooled_error(values: Values) -> Residual | None:
         The error; None if no two blocks have two seeds in common.
     """
     tables: dict[tuple[Scalar, ...], list[list[float]]] = {}
-    for each in values.values():
-        seeds = tuple(sorted(each, key=str))
-        own = [each[seed] for seed in seeds]
-        if len(own) > 1 and math.isfinite(sum(own)) and min(own) < max(own):
-            tables.setdefault(seeds, []).append(own)
-    whole = [rows for rows in tables.values() if len(rows) > 1]
-    freedom = sum((len(rows) - 1) * (len(rows[0]) - 1) for rows in whole)
+    for by_seed in values.values():
+        seeds = tuple(sorted(by_seed, key=str))
+        losses = [by_seed[seed] for seed in seeds]
+        if len(losses) > 1 and math.isfinite(sum(losses)) and min(losses) < max(losses):
+            tables.setdefault(seeds, []).append(losses)
+    complete = [rows for rows in tables.values() if len(rows) > 1]
+    freedom = sum((len(rows) - 1) * (len(rows[0]) - 1) for rows in complete)
     if not freedom:
         return None
-    within = [_centred(row) for rows in whole for row in rows]
-    paired = [row for rows in whole for row in _transposed(_transposed(rows))]
+    within = [_centred(row) for rows in complete for row in rows]
+    paired = [row for rows in complete for row in _transposed(_transposed(rows))]
     deviation, left = _deviation(paired, freedom), paired
     if len(within) == 2:
         return Residual(deviation=deviation, freedom=freedom, p_value=1.0)
@@ -83,13 +83,13 @@ def pooled_error(values: Values) -> Residual | None:
 
 
 def _deviation(left: list[list[float]], freedom: int) -> float:
-    return math.sqrt(math.fsum(one**2 for row in left for one in row) / freedom)
+    return math.sqrt(math.fsum(value**2 for row in left for value in row) / freedom)
 
 
 def _centred(values: Sequence[float]) -> list[float]:
     """Subtract the mean."""
     mean = math.fsum(values) / len(values)
-    return [one - mean for one in values]
+    return [value - mean for value in values]
 
 
 def _transposed(rows: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -97,11 +97,11 @@ def _transposed(rows: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[*column] for column in zip(*map(_centred, rows), strict=True)]
 
 
-def error_line(found: Residual | None) -> dict[str, object]:
+def error_line(residual: Residual | None) -> dict[str, object]:
     """Convert the error to a row of a table; fields are None if there is no error."""
     return {
-        "standard_deviation_of_a_run": found.deviation if found else None,
-        "degrees_of_freedom": found.freedom if found else None,
-        "p_value_of_one_variance": found.p_value if found else None,
-        "pooled": bool(found and found.fits),
+        "standard_deviation_of_a_run": residual.deviation if residual else None,
+        "degrees_of_freedom": residual.freedom if residual else None,
+        "p_value_of_one_variance": residual.p_value if residual else None,
+        "pooled": bool(residual and residual.fits),
     }

@@ -48,7 +48,7 @@ def timed_models(turns: Mapping[str, TrainedSettings]) -> dict[str, TimedModel]:
     """
     size = next(iter(turns.values())).size
     windows = text_of(size).windows("train", size.context)
-    batch = torch.stack([windows[place]["input_ids"] for place in range(size.batch_size)])
+    batch = torch.stack([windows[index]["input_ids"] for index in range(size.batch_size)])
     return {
         name: TimedModel(make_model(turn), batch, batch, run_settings(turn).training.clip)
         for name, turn in turns.items()
@@ -77,7 +77,7 @@ def for_all_bases(times: Mapping[str, float]) -> dict[str, float]:
 def mean_clocks(rows: Rows) -> dict[str, float]:
     """Average the seconds per step over repetitions, by block."""
     times = gathered(of_quantity(rows, STEP_TIME), "variant")
-    return {name: statistics.fmean(each) for (name,), each in times.items()}
+    return {name: statistics.fmean(seconds) for (name,), seconds in times.items()}
 
 
 def repeated(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, float]]:
@@ -85,21 +85,23 @@ def repeated(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, fl
     return nested(of_quantity(rows, quantity), "variant", "seed")
 
 
-def time_ratio(times: Mapping[str, Mapping[Scalar, float]], one: str, other: str) -> Difference:
+def time_ratio(
+    times: Mapping[str, Mapping[Scalar, float]], numerator: str, denominator: str
+) -> Difference:
     """Divide the step time of one block by that of another; average over repetitions.
 
     Args:
         times: times of `repeated`.
-        one: block in the numerator.
-        other: block in the denominator.
+        numerator: block in the numerator.
+        denominator: block in the denominator.
 
     Returns:
         The mean ratio with its error. A slow repetition slows all blocks that take turns in it, and
         does not change the ratio.
     """
-    common = times.get(one, {}).keys() & times.get(other, {}).keys()
-    found = over_seeds({each: times[one][each] / times[other][each] for each in common})
-    return found if one == other else clocked(found)
+    common = times.get(numerator, {}).keys() & times.get(denominator, {}).keys()
+    ratio = over_seeds({seed: times[numerator][seed] / times[denominator][seed] for seed in common})
+    return ratio if numerator == denominator else clocked(ratio)
 
 
 def clocked(ratio: Difference) -> Difference:
@@ -115,19 +117,19 @@ def ratios(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, floa
     """
     costs = repeated(rows, quantity)
     base = costs.get("pre-ln", {})
-    found = {
-        name: {seed: base[seed] / cost for seed, cost in each.items() if seed in base}
-        for name, each in costs.items()
+    speeds = {
+        name: {seed: base[seed] / cost for seed, cost in by_seed.items() if seed in base}
+        for name, by_seed in costs.items()
     }
-    return {name: each for name, each in found.items() if each}
+    return {name: by_seed for name, by_seed in speeds.items() if by_seed}
 
 
 def speeds(rows: Rows, quantity: str = STEP_TIME) -> dict[str, Difference]:
     """Map each block to its speed relative to pre-ln, averaged over repetitions."""
     return {
-        name: found if name == "pre-ln" else clocked(found)
-        for name, each in ratios(rows, quantity).items()
-        for found in [over_seeds(each)]
+        name: speed if name == "pre-ln" else clocked(speed)
+        for name, by_seed in ratios(rows, quantity).items()
+        for speed in [over_seeds(by_seed)]
     }
 
 
@@ -143,20 +145,20 @@ def against_time(panel: Panel, times: Mapping[str, float], title: str) -> Panel:
     Returns:
         The same losses against training time.
     """
-    known = {BIGRAMS: max(times.values()), **times}
+    seconds = {BIGRAMS: max(times.values()), **times}
     series = (
-        replace(one, x=tuple(step * known[one.name] for step in one.x))
-        for one in panel.series
-        if one.name in known
+        replace(timed, x=tuple(step * seconds[timed.name] for step in timed.x))
+        for timed in panel.series
+        if timed.name in seconds
     )
     return replace(panel, title=title, x_label="training time (s)", series=tuple(series))
 
 
 def speed_check(rows: Rows) -> list[Check]:
     """Judge whether a training step of sas-p takes less time than one of pre-ln."""
-    found, block = speeds(rows), "sas-p"
-    if block not in found:
+    speed_of, block = speeds(rows), "sas-p"
+    if block not in speed_of:
         return []
     fact = f"a training step of {block} takes less time than one of pre-ln"
     expected = f"above 1 (published {PUBLISHED_SPEED[block]}: 16 layers, width 768, one GPU)"
-    return [found[block].judged(fact, expected, limit=1.0, unit="times", signed=False)]
+    return [speed_of[block].judged(fact, expected, limit=1.0, unit="times", signed=False)]

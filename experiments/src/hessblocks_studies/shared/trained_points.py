@@ -53,13 +53,13 @@ def train(
     rows: list[Row] = []
 
     def note(line: Mapping[str, Any]) -> None:
-        if not (found := validation_loss(line)):
+        if not (step_and_loss := validation_loss(line)):
             return
-        step, loss = found
-        place: Row = {"step": step, "tokens": line["tokens"]}
-        rows.append(measured(LOSS, loss, **place))
+        step, loss = step_and_loss
+        moment: Row = {"step": step, "tokens": line["tokens"]}
+        rows.append(measured(LOSS, loss, **moment))
         if observer and loss is not None:
-            rows.extend({**place, **row} for row in observer(model, step))
+            rows.extend({**moment, **row} for row in observer(model, step))
 
     with tempfile.TemporaryDirectory() as unused:
         trainer = training.make_trainer(model, settings, corpus, Path(unused))
@@ -128,8 +128,8 @@ class Grid:
     @property
     def likeliest(self) -> Grid:
         """Reduce the grid to the first rate of each variant."""
-        own = {name: rates[:1] for name, rates in self.own.items()}
-        return Grid(rates=self.rates[:1], own=own)
+        first_rates = {name: rates[:1] for name, rates in self.own.items()}
+        return Grid(rates=self.rates[:1], own=first_rates)
 
     def with_own(self, own: Mapping[str, tuple[float, ...]]) -> Grid:
         """Copy the grid with other rates for some variants."""
@@ -137,8 +137,8 @@ class Grid:
 
     def times(self, factor: float) -> Grid:
         """Multiply all rates by a factor."""
-        own = {name: tuple(rate * factor for rate in rates) for name, rates in self.own.items()}
-        return Grid(rates=tuple(rate * factor for rate in self.rates), own=own)
+        scaled = {name: tuple(rate * factor for rate in rates) for name, rates in self.own.items()}
+        return Grid(rates=tuple(rate * factor for rate in self.rates), own=scaled)
 
 
 RATES: dict[Scale, Grid] = {
@@ -289,7 +289,7 @@ def whole_loss(model: nn.Module, corpus: Corpus, context: int, together: int = 6
     total = 0.0
     for start in range(0, len(windows), together):
         places = range(start, min(start + together, len(windows)))
-        tokens = torch.stack([windows[place]["input_ids"] for place in places]).to(device)
+        tokens = torch.stack([windows[index]["input_ids"] for index in places]).to(device)
         total += float(model(input_ids=tokens, labels=tokens).loss) * len(places)
     model.train(mode)
     return total / len(windows)
@@ -314,7 +314,7 @@ def _bigram_rows(settings: TrainedSettings) -> list[Row]:
     """Compute the bigram table's loss on the models' held-out windows, for first and last step."""
     size, text = settings.size, text_of(settings.size)
     windows = training.held_out(text, run_settings(settings))
-    drawn = torch.stack([windows[place]["input_ids"] for place in range(len(windows))])
+    drawn = torch.stack([windows[index]["input_ids"] for index in range(len(windows))])
     loss = BigramTable(text.splits["train"], text.vocab_size).loss(drawn)
     return level(settings, loss, size.batch_size * size.context)
 
@@ -425,11 +425,11 @@ def trained_study(
 
     def settings(scale: Scale, count: int | None) -> list[Any]:
         return [
-            kind(study=name, variant=variant, seed=seed, **place, **start, **sweep.settings)
+            kind(study=name, variant=variant, seed=seed, **axes, **start, **sweep.settings)
             for sweep in sweeps(scale)
             for variant in sweep.variants
             for start in [_start(sweep, variant)]
-            for place, once in _places(sweep, variant)
+            for axes, once in _places(sweep, variant)
             for seed in range(1 if once else sweep.seeds or count or seeds[scale])
         ]
 

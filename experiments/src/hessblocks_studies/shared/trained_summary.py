@@ -85,7 +85,7 @@ class Runs:
             last = steps[max(steps)]
             self.losses.setdefault(variant, {})[seed] = math.inf if last is None else last
         self._take_best_rates()
-        judged = {v: each for v, each in self.losses.items() if not v.startswith(REFERENCES)}
+        judged = {v: by_seed for v, by_seed in self.losses.items() if not v.startswith(REFERENCES)}
         self.residual: Residual | None = pooled_error(judged)
         """Standard deviation of one run, from all blocks and seeds except the references."""
         kinds = [name.removeprefix(BIGRAMS) for name in self.losses if name.startswith(BIGRAMS)]
@@ -129,20 +129,20 @@ class Runs:
         Returns:
             Each condition with its values, as text.
         """
-        found: dict[str, set[Scalar]] = {}
+        values_of: dict[str, set[Scalar]] = {}
         for seed in {*self.losses.get(one, {})} & {*self.losses.get(other, {})}:
             points = [self.conditions.get((variant, seed), {}) for variant in (one, other)]
             for name in CONDITIONS:
                 values = set[Scalar]().union(*(point.get(name, ()) for point in points))
-                found.setdefault(name, set()).update(values if len(values) > 1 else ())
+                values_of.setdefault(name, set()).update(values if len(values) > 1 else ())
         grids = [sorted(self.grids[v]) for v in (one, other) if len(self.grids.get(v, ())) > 1]
         spacings: set[Scalar] = {
             max(round(math.log10(b / a), 1) for a, b in itertools.pairwise(g)) for g in grids
         }
-        found["spacing of rates"] = spacings if len(spacings) > 1 else set()
+        values_of["spacing of rates"] = spacings if len(spacings) > 1 else set()
         return "; ".join(
             f"{name} ({', '.join(sorted(str(value or 'not recorded') for value in values))})"
-            for name, values in found.items()
+            for name, values in values_of.items()
             if values
         )
 
@@ -172,31 +172,31 @@ class Runs:
             The panel with the references, without blocks that have no measurements.
         """
         drawn = (*blocks, *REFERENCES)
-        found = {block: self.mean_curve(block + kind) for block in drawn}
-        return late(panel(title, "training step", "validation loss (nats per token)", found))
+        curves = {block: self.mean_curve(block + kind) for block in drawn}
+        return late(panel(title, "training step", "validation loss (nats per token)", curves))
 
     def table(self) -> list[dict[str, object]]:
         """List final loss and parameters of each variant, with the pooled error if there is one."""
         pooled = self.residual if self.residual and self.residual.fits else None
         table: list[dict[str, object]] = []
         for variant, seeds in self.losses.items():
-            kept = [loss for loss in seeds.values() if math.isfinite(loss)]
-            mean, error = mean_and_error(kept) if kept else (None, None)
-            if pooled and len(set(kept)) > 1 and not variant.startswith(REFERENCES):
-                error = pooled.deviation / math.sqrt(len(kept))
+            finite = [loss for loss in seeds.values() if math.isfinite(loss)]
+            mean, error = mean_and_error(finite) if finite else (None, None)
+            if pooled and len(set(finite)) > 1 and not variant.startswith(REFERENCES):
+                error = pooled.deviation / math.sqrt(len(finite))
             table.append(
                 {
                     "variant": variant,
                     "final_loss": mean,
                     "standard_error": error,
                     "seeds": len(seeds),
-                    "diverged": len(seeds) - len(kept),
+                    "diverged": len(seeds) - len(finite),
                     "parameters": self._parameters.get(variant),
                 }
             )
             if variant in self.rates:
-                found = self.rates[variant]
-                table[-1] |= {"best_rate": found.best, "rate_settled": found.settled}
+                rate = self.rates[variant]
+                table[-1] |= {"best_rate": rate.best, "rate_settled": rate.settled}
         return table
 
     def below_the_table(self, base: str, table: str) -> Check:
@@ -228,8 +228,8 @@ class Runs:
         """
         for variant in variants or ("",):
             kind = self._kind(variant)
-            own = [variant] if variant.removesuffix(kind) in BASES else []
-            for base in dict.fromkeys((BASE + kind, *own)):
+            bases = [variant] if variant.removesuffix(kind) in BASES else []
+            for base in dict.fromkeys((BASE + kind, *bases)):
                 check = judged_by(self.below_the_table(base, BIGRAMS + kind), check, void_of(base))
         return at_best_rates(check, self.rates, *variants)
 
@@ -266,17 +266,17 @@ class Runs:
         """
         margin = f"more than {by:g}" if by else "any amount"
         expected = f"final loss of {slow} above that of {fast}, by {margin}"
-        found = self.apart(slow, fast)
-        check = found.judged(fact, expected, limit=by)
-        own, others = (
+        gap = self.apart(slow, fast)
+        check = gap.judged(fact, expected, limit=by)
+        slower_by, others = (
             self.rates[name].above_the_lowest if name in self.rates else 0.0
             for name in (slow, fast)
         )
-        reversed_at = (by + own, by - others)
-        if check.holds is not None and {*map(found.above, reversed_at)} != {check.holds}:
+        reversed_at = (by + slower_by, by - others)
+        if check.holds is not None and {*map(gap.above, reversed_at)} != {check.holds}:
             check = check.void(REVERSED)
         elif check.holds is not None:
-            check = replace(check, p_value=found.p_value(by, *reversed_at))
+            check = replace(check, p_value=gap.p_value(by, *reversed_at))
         return self.if_it_counts(self.where_learnt(check, fast), slow, fast)
 
     def close(self, one: str, other: str, fact: str, within: float = CLOSE) -> Check:
@@ -348,31 +348,32 @@ def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
     return math.inf
 
 
-def late(whole: Panel, share: float = EARLY) -> Panel:
+def late(drawn: Panel, share: float = EARLY) -> Panel:
     """Cut off the beginning of a panel of losses against steps.
 
     Args:
-        whole: panel of curves along training.
+        drawn: panel of curves along training.
         share: share of the steps to cut off.
 
     Returns:
         The panel with at most `DRAWN` points per curve, including the last. The bigram table, with
         two points, begins where the others do.
     """
-    start = share * max((step for one in whole.series for step in one.x), default=0.0)
+    start = share * max((step for line in drawn.series for step in line.x), default=0.0)
     series = []
-    for one in whole.series:
-        if one.name == BIGRAMS:
-            series.append(replace(one, x=(start, *one.x[1:])))
+    for line in drawn.series:
+        if line.name == BIGRAMS:
+            series.append(replace(line, x=(start, *line.x[1:])))
             continue
-        places = [place for place, step in enumerate(one.x) if step >= start]
-        kept = places[:: -max(1, math.ceil(len(places) / DRAWN))][::-1]
+        places = [index for index, step in enumerate(line.x) if step >= start]
+        indices = places[:: -max(1, math.ceil(len(places) / DRAWN))][::-1]
         x, y, error = (
-            [each[place] for place in kept if each] for each in (one.x, one.y, one.error)
+            [column[index] for index in indices if column]
+            for column in (line.x, line.y, line.error)
         )
-        if kept:
-            series.append(replace(one, x=tuple(x), y=tuple(y), error=tuple(error)))
-    return replace(whole, series=tuple(series))
+        if indices:
+            series.append(replace(line, x=tuple(x), y=tuple(y), error=tuple(error)))
+    return replace(drawn, series=tuple(series))
 
 
 def finite(values: Values) -> dict[str, tuple[float, float]]:
@@ -397,7 +398,7 @@ def places_panel(
     Returns:
         The panel with the categories in order of first occurrence.
     """
-    places = list(dict.fromkeys(place for each in values.values() for place in each))
+    places = list(dict.fromkeys(label for by_place in values.values() for label in by_place))
     return Panel(
         title="",
         x_label="",
@@ -405,7 +406,7 @@ def places_panel(
         kind="bars" if bars else "lines",
         ticks=tuple(places),
         series=tuple(
-            curve(name, [(float(places.index(at)), *each[at]) for at in each], line=False)
-            for name, each in values.items()
+            curve(name, [(float(places.index(at)), *by_place[at]) for at in by_place], line=False)
+            for name, by_place in values.items()
         ),
     )

@@ -34,8 +34,8 @@ class TunedSettings(TrainedSettings):
 
     def placed(self, rows: Sequence[Row]) -> list[Row]:
         """Add the phase and rate of this point to its rows."""
-        own: Row = {"phase": self.phase, "learning_rate": self.size.learning_rate}
-        return [{**row, **own} for row in rows]
+        columns: Row = {"phase": self.phase, "learning_rate": self.size.learning_rate}
+        return [{**row, **columns} for row in rows]
 
 
 def run_seeds(count: int) -> range:

@@ -30,14 +30,14 @@ def in_turns(runs: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, lis
         The seconds of each task, round by round.
     """
     device = resolve_device("auto")
-    found: dict[K, list[float]] = {name: [] for name in runs}
+    seconds: dict[K, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 1):
         for name, run in runs.items():
             start = working_seconds(device)
             run()
             if turn:
-                found[name].append(working_seconds(device) - start)
-    return found
+                seconds[name].append(working_seconds(device) - start)
+    return seconds
 
 
 class TimedModel:
@@ -84,8 +84,8 @@ class TimedModel:
             for token in self.tokens[:1].split(1, dim=1):
                 outputs = self.model(input_ids=token, past_key_values=cache, use_cache=True)
                 cache = outputs.past_key_values
-        kept = (leaf for layer in cache.layers for leaf in (layer.keys, layer.values))
-        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+        tensors = (leaf for layer in cache.layers for leaf in (layer.keys, layer.values))
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def held(self) -> list[Shaped[Tensor, "..."]]:
         """List the tensors held before a step: weights, buffers and the optimiser's averages."""

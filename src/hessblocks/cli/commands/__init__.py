@@ -11,22 +11,4 @@ from hessblocks.cli.commands.signal import signal
 from hessblocks.cli.commands.simplify import simplify
 from hessblocks.cli.commands.train import train
 
-COMMANDS = {
-    "Train blocks and compare them": {
-        demo: "--out runs/demo",
-        presets: "--depth 12 --width 768 --heads 12",
-        compare: "--presets 'pre-ln-zero,sas[mlp.gated=true]' --tune",
-        train: "sas-p --steps 2000 --data FILE_OR_FOLDER",
-    },
-    "Look into any model": {
-        curvature: "preset:sas --parts outer --method sampled --map",
-        signal: "--presets pre-ln,skipless-plain,skipless",
-        price: "FOLDER --data FILE --round 2,3,4,8 --allocate 3.0",
-        quantise: "FOLDER model.gguf --data FILE --size-of Q4_K_M",
-        simplify: "FOLDER --data FILE --save 0.15",
-    },
-    "Show what was found": {
-        report: "runs/demo",
-    },
-}
-"""Panel of the help → its commands, each with the arguments of its example."""
+COMMANDS = (quantise, price, simplify, curvature, signal, compare, train, presets, demo, report)

@@ -4,10 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from hessblocks import settings
-from hessblocks.cli import options
+from hessblocks.cli import checks, options
 from hessblocks.escape import shell_line
 
 
@@ -15,7 +13,9 @@ from hessblocks.escape import shell_line
 def compare(
     *,
     presets: Annotated[
-        tuple[str, ...], Parameter(help=options.PRESETS_HELP), options.several("presets")
+        tuple[str, ...],
+        options.checked(checks.blocks, help=options.PRESETS_HELP),
+        options.several("presets"),
     ] = ("pre-ln", "sas", "sas-p"),
     seeds: Annotated[
         int, options.within("Number of seeds, from --seed on.", settings.at_least(1))
@@ -34,7 +34,9 @@ def compare(
 
     The same --out with more presets or seeds trains the new ones only.
     """
-    settings.check_place(text.data)
+    model.check_heads(presets)
+    checks.check_length(text.data, 1, model.context)
+    settings.SharedSettings(model=model, training=training, observation=observation)
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out
     from hessblocks.models import read_blocks

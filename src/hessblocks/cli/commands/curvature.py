@@ -5,10 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from hessblocks.cli import options
-from hessblocks.settings import CurvatureInspection, check_place
+from hessblocks.cli import checks, options
+from hessblocks.settings import CurvatureInspection
 
 SHOWN = 40
 """Number of groups in the terminal's table; the page lists all."""
@@ -18,7 +16,8 @@ SHOWN = 40
 def curvature(
     source: Annotated[
         str,
-        Parameter(
+        options.checked(
+            checks.models,
             name="MODEL",
             help="A folder that save_pretrained wrote, a GGUF file, a name in the local Hugging "
             "Face cache, or preset:NAME for a block of `hessblocks presets` at initialisation.",
@@ -27,15 +26,16 @@ def curvature(
     /,
     *,
     settings: CurvatureInspection,
-    out: Annotated[
-        Path,
-        Parameter(help=f"{options.RESUMES} [default: runs/curvature-MODEL]", show_default=False),
-    ] = Path("runs", "curvature-{model}"),
+    out: Annotated[Path, options.out_of("curvature-MODEL")] = Path("runs", "curvature-{model}"),
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Measure the curvature of a language model; --depth to --vocab-size are for presets."""
-    check_place(settings.data)
+    """Measure norms, map and eigenvalues of the Hessian, by layer and role.
+
+    --depth to --vocab-size are for presets.
+    """
+    settings.check_heads([source] if source.startswith(checks.PREFIX) else [])
+    checks.check_length(settings.data, settings.sequences, settings.tokens)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import curvature_table, summary_lines
     from hessblocks.inspection import measure_curvature

@@ -2,11 +2,10 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from unittest.mock import patch
 
-from cyclopts import Parameter
-
-from hessblocks.cli import options
+from hessblocks.cli import checks, options
 from hessblocks.errors import ArgumentError
 from hessblocks.settings import PresetSizes
 
@@ -15,10 +14,13 @@ from hessblocks.settings import PresetSizes
 def presets(
     *,
     sizes: PresetSizes,
-    out: Annotated[Path | None, Parameter(help="Folder for the table, as presets.json.")] = None,
+    out: Annotated[
+        Path | None, options.checked(checks.out, help="Folder for the table, as presets.json.")
+    ] = None,
     screen: options.Screen,
 ) -> None:
     """List the blocks, what each removes, and their size, without allocating any weights."""
+    sizes.check_heads(checks.PRESETS)
     from hessblocks.blocks import PRESETS
     from hessblocks.cli.terminal import plain_table, show
     from hessblocks.storage import write_json
@@ -88,37 +90,44 @@ def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
 
 
 def _size(name: str, sizes: PresetSizes) -> BlockSize:
-    """Count one preset on a model on the meta device, without memory."""
+    """Count one preset on the meta device, without memory and without transformers."""
     import torch
     from torch import nn
 
-    from hessblocks.blocks import ReparametrisedLinear, preset, summary
-    from hessblocks.models import build
+    from hessblocks import blocks
 
-    fields = {name: getattr(sizes, name) for name in ("width", "heads", "mlp_width")}
-    with torch.device("meta"):
-        model = build(
-            preset(name, **fields),
-            depth=sizes.depth,
-            vocab_size=sizes.vocab_size,
-            context=sizes.context,
-            position=sizes.position,
-            slots=sizes.slots,
-        )
-    block = model.config.block_config
+    fields: dict[str, Any] = {n: getattr(sizes, n) for n in ("width", "heads", "mlp_width")}
+    slots = blocks.slot_pairs(sizes.slots)
+    if sizes.position is not None:
+        fields["position"] = blocks.part_of(sizes.position, blocks.Position, "position")
+        slots = [("position", fields["position"]), *slots]
+    block = blocks.preset(name, slots=slots, **fields)
+    # normal_ of a tensor without memory would import torch's compiler, which takes a second
+    with (
+        patch.object(torch.Tensor, "normal_", lambda weight, *_, **__: weight),
+        torch.device("meta"),
+    ):
+        embedding = nn.Embedding(sizes.vocab_size, sizes.width)  # the output head is its transpose
+        layers = nn.ModuleList(blocks.Block(block, n, sizes.depth) for n in range(sizes.depth))
+        for layer in layers:
+            layer.share(layers[0])
+        parts = [embedding, block.position.build(sizes.context, sizes.width), layers]
+        model = nn.ModuleList(filter(None, [*parts, block.final_norm.build(sizes.width)]))
     weights = [
         module.weight.numel() if isinstance(module, nn.Linear) else module.update.numel()
-        for module in model.modules()
-        if isinstance(module, nn.Linear | ReparametrisedLinear)
+        for module in layers.modules()
+        if isinstance(module, nn.Linear | blocks.ReparametrisedLinear)
     ]
+    weights.append(embedding.weight.numel())
     keys = min(sizes.context, block.attention.window or sizes.context)
-    layers = sizes.depth if block.attends else 0
+    attending = sizes.depth if block.attends else 0
+    products = block.heads * block.resolved_head_width
     return BlockSize(
         preset=name,
-        summary=summary(name),
+        summary=blocks.summary(name),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        matmuls=len(weights) + 2 * layers,
-        multiply_adds=sum(weights) + 2 * layers * keys * block.heads * block.resolved_head_width,
+        matmuls=len(weights) + 2 * attending,
+        multiply_adds=sum(weights) + 2 * attending * keys * products,
     )
 
 

@@ -7,27 +7,24 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from hessblocks.cli import options
-from hessblocks.settings import PricingSettings, check_place
+from hessblocks.cli import checks, options
+from hessblocks.settings import PricingSettings
 
 
 @options.taking
 def price(
-    source: Annotated[str, Parameter(name="MODEL", help=f"{options.SAVED}.")],
+    source: options.Model,
     /,
     *,
     data: options.Text,
     settings: PricingSettings,
-    out: Annotated[
-        Path | None, Parameter(help=f"{options.RESUMES} [default: runs/price-MODEL]")
-    ] = None,
+    out: Annotated[Path | None, options.out_of("price-MODEL")] = None,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
     """Forecast the cost of weight changes in nats per token, check it, and allocate bits."""
-    check_place(data)
+    settings.check_chosen()
+    checks.check_length(data, settings.sequences, settings.tokens)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import plain_table
     from hessblocks.inspection import measure_price

@@ -9,26 +9,25 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from hessblocks.cli import options
-from hessblocks.settings import QuantisingSettings, check_place
+from hessblocks.cli import checks, options
+from hessblocks.settings import QuantisingSettings
 
 
 @options.taking
 def quantise(
-    source: Annotated[str, Parameter(name="MODEL", help=f"{options.SAVED}.")],
+    source: options.Model,
     file: Annotated[Path, Parameter(name="FILE", help="GGUF file or folder to write.")],
     /,
     *,
     data: options.Text,
     settings: QuantisingSettings,
-    out: Annotated[
-        Path | None, Parameter(help=f"{options.RESUMES} [default: runs/quantise-MODEL]")
-    ] = None,
+    out: Annotated[Path | None, options.out_of("quantise-MODEL")] = None,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
     """Quantise a model into a file of a given size, at the least KL divergence, and measure it."""
-    check_place(data)
+    settings.check_file(file)
+    checks.check_length(data, settings.sequences, settings.tokens)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import plain_table
     from hessblocks.inspection import measure_quantise

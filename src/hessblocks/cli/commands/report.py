@@ -5,9 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from hessblocks.cli import options
+from hessblocks.cli import checks, options
 from hessblocks.cli.extensions import FOLDERS, FolderKind, lacking_for, load_all
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.escape import printable
@@ -19,7 +17,10 @@ NAMED = 5
 @options.taking
 def report(
     folders: Annotated[
-        list[Path], Parameter(name="DIR", help="Run folders, studies or folders of studies.")
+        list[Path],
+        options.checked(
+            checks.folders, name="DIR", help="Run folders, studies or folders of studies."
+        ),
     ],
     /,
     *,

@@ -7,17 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from hessblocks.cli import options
-from hessblocks.settings import SignalInspection, check_place
+from hessblocks.cli import checks, options
+from hessblocks.settings import SignalInspection
 
 
 @options.taking
 def signal(
     models: Annotated[
         list[str] | None,
-        Parameter(
+        options.checked(
+            checks.models,
             name="MODEL",
             help="A folder that save_pretrained wrote, a name in the local Hugging Face cache, or "
             "preset:NAME for a block of `hessblocks presets` at initialisation; preset:NAME-plain "
@@ -28,21 +27,29 @@ def signal(
     *,
     presets: Annotated[
         tuple[str, ...],
-        Parameter(help="Names of blocks with commas, such as skipless-plain,skipless."),
+        options.checked(
+            lambda names: checks.blocks(names, (*checks.PRESETS, *checks.PLAIN)),
+            help="Names of blocks with commas, such as skipless-plain,skipless.",
+        ),
         options.several("presets"),
     ] = (),
     settings: SignalInspection,
     out: Annotated[
-        Path, Parameter(help="Run folder; results of an earlier `signal` are replaced.")
+        Path,
+        options.checked(
+            checks.out, help="Run folder; results of an earlier `signal` are replaced."
+        ),
     ] = Path("runs/signal"),
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Measure signal propagation layer by layer; --depth to --vocab-size are for presets.
+    """Measure signal propagation, layer by layer.
 
-    Results of an earlier `signal` in the folder are replaced.
+    --depth to --vocab-size are for presets. Results of an earlier `signal` in the folder are
+    replaced.
     """
-    check_place(settings.data)
+    settings.check_heads([*presets, *(name for name in models or [] if checks.PREFIX in name)])
+    checks.check_length(settings.data, settings.sequences, settings.tokens)
     from hessblocks.cli.terminal import described, lines, make_progress, show
     from hessblocks.inspection import measure_signal
     from hessblocks.report import write_signal_figures

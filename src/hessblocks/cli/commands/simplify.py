@@ -9,32 +9,29 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from hessblocks.cli import options
-from hessblocks.settings import SimplifySettings, check_place
+from hessblocks.cli import checks, options
+from hessblocks.settings import SimplifySettings
 
 
 @options.taking
 def simplify(
     source: Annotated[
-        str,
+        options.Model,
         Parameter(
-            name="MODEL",
             help=f"{options.SAVED}: Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX, or a model of "
-            "blocks.",
+            "blocks."
         ),
     ],
     /,
     *,
     data: options.Text,
     settings: SimplifySettings,
-    out: Annotated[
-        Path | None, Parameter(help=f"{options.RESUMES} [default: runs/simplify-MODEL]")
-    ] = None,
+    out: Annotated[Path | None, options.out_of("simplify-MODEL")] = None,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
     """Measure the cost of removing each part of a model, remove the cheapest, refit the rest."""
-    check_place(data)
+    checks.check_length(data, settings.sequences, settings.tokens)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import plain_table
     from hessblocks.report import (

@@ -4,10 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from hessblocks import settings
-from hessblocks.cli import options
+from hessblocks.cli import checks, options
 from hessblocks.escape import shell_line
 
 _TRY = (
@@ -20,7 +18,8 @@ _TRY = (
 def train(
     preset: Annotated[
         str,
-        Parameter(
+        options.checked(
+            checks.blocks,
             help="Name of a block, in any form of `hessblocks compare --presets`.",
             completer=options.completer("preset"),
         ),
@@ -31,19 +30,21 @@ def train(
     model: settings.ModelSettings,
     training: settings.TrainingSettings,
     observation: settings.ObservationSettings,
-    out: Annotated[Path | None, Parameter(help=f"{options.RESUMES} [default: runs/PRESET]")] = None,
+    out: Annotated[Path | None, options.out_of("PRESET")] = None,
     seed: options.SeedOption = 0,
     device: options.Device = "auto",
     report_to: options.Tracker = "none",
     screen: options.Screen,
 ) -> None:
     """Train one block and save the model in --out, ready for `from_pretrained`."""
-    settings.check_place(text.data)
+    model.check_heads([preset])
+    checks.check_length(text.data, 1, model.context)
+    settings.SharedSettings(model=model, training=training, observation=observation)
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out
     from hessblocks.models import read_blocks
 
-    (preset,), blocks = read_blocks([preset], what="preset")
+    (preset,), blocks = read_blocks([preset], option="preset")
     model = replace(model, blocks=blocks)
     folder = out or Path("runs", preset)
     run = settings.RunSettings(

@@ -70,12 +70,16 @@ class ClosedForms(TorchFunctionMode):
         super().__init__()
         self._watch = watch
         self._functions = FUNCTIONS if swap else SPELLED
+        self._special = {*self._functions, *corrected.CORRECTED, torch.autograd.grad}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call our replacement of `func`, or `func` itself."""
         kwargs = kwargs or {}
+        recomputed = self._watch.in_recomputed_part()
+        if func not in self._special:
+            return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             self._watch.attention |= self._plain(*args, **kwargs)
         if func is torch.autograd.grad and self._watch.recomputed:
@@ -83,7 +87,7 @@ class ClosedForms(TorchFunctionMode):
                 "model: its forward pass differentiates (torch.autograd.grad) and uses activation "
                 "checkpointing; switch checkpointing off to take second derivatives"
             )
-        result = self._ours(func, args, kwargs)
+        result = self._ours(func, args, kwargs, recomputed=recomputed)
         return func(*args, **kwargs) if result is NotImplemented else result
 
     def _plain(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> bool:
@@ -93,12 +97,14 @@ class ClosedForms(TorchFunctionMode):
         tiles = self._functions is FUNCTIONS and not self._watch.in_recomputed_part()
         return not (tiles and closed_softmax.by_tiles(query, key, *args, **kwargs))
 
-    def _ours(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _ours(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, recomputed: bool
+    ) -> Any:
         right = corrected.CORRECTED.get(func)
-        if self._watch.in_recomputed_part():
+        if recomputed:
             if func is torch._weight_norm or kwargs.get("options"):
                 raise RunError(
-                    f"model: {func.__name__} in a part under activation checkpointing, where "
+                    f"model: {func.__name__} is called under activation checkpointing, where "
                     "torch's second derivative of it is wrong; switch checkpointing off, or use "
                     "torch.nn.utils.parametrizations.weight_norm"
                 )

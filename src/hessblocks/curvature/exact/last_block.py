@@ -6,6 +6,7 @@ three quantities per token: g, Λ_o and Λ_f (see `behind_attention`).
 Letters: B sequences, L tokens.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -99,7 +100,8 @@ def exact_last_block(
     The groups are those of `exact_attention_curvature`; each later linear layer with its bias (by
     the module's name); each gain or bias of a norm and each gain of a branch (by the parameter's
     name), including the norm before the attention; and `unembedding`. There is a block for any two
-    of them. Other parameters before the last attention have no block.
+    of them. Other parameters before the last attention have no block, such as scale and shift of a
+    DyT or Derf in front of it.
 
     Args:
         model: as for `exact_attention_curvature`.
@@ -117,6 +119,10 @@ def exact_last_block(
     Raises:
         ArgumentError: as `exact_attention_curvature`; a parameter is used in an unknown way; or,
             from `.block`, a block needs more memory than allowed, with the number of bytes.
+
+    Warns:
+        UserWarning: trained parameters of the last layer have no block, since its attention's input
+            depends on them otherwise than entry by entry.
 
     Cost: for a block of two layers with S and T outputs, N tokens: min(S, T) passes back per token
         for H_f, D for H_o, and N S T numbers; then what sums of N Kronecker products cost.
@@ -153,6 +159,13 @@ def exact_last_block(
         )
         behind = behind_cross_entropy(last, targets, valid, memory_limit)
     tail.note_state()
+    without = sorted({*last.before} - {*last.multipliers})
+    if without := [name for name in without if model.get_parameter(name).requires_grad]:
+        warnings.warn(
+            f"exact_last_block: {', '.join(without)} in front of the attention have no closed form "
+            "and no block; use hessblocks.Hessian for them",
+            stacklevel=2,
+        )
     weight = last_layer.output_layer(model).weight
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     attention = hessian_of(replace(last.layer, memory_limit=memory_limit), behind, valid)

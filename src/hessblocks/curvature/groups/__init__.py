@@ -9,5 +9,6 @@ from hessblocks.curvature.groups.views import (
     misfit,
     overlap,
     plain_model,
+    plain_name,
     whole,
 )

@@ -117,8 +117,9 @@ def _views(text: str, parameters: Mapping[str, Tensor]) -> list[views.ParameterV
 
 def _matching(pattern: str, names: Iterable[str]) -> list[str]:
     names = list(names)
-    matching = [name for name in names if fnmatchcase(name, pattern)]
-    if not matching:
+    patterns = (pattern, views.plain_name(pattern))
+    tried = ([name for name in names if fnmatchcase(name, one)] for one in patterns)
+    if not (matching := next(filter(None, tried), [])):
         near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
         hint = f"; near: {', '.join(near)}" if near else f"; there are: {', '.join(names[:5])}, ..."
         raise ArgumentError(f"groups: {pattern!r} matches nothing{hint}")

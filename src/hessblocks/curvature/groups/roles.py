@@ -85,8 +85,8 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
     groups = {name: merge(name, parts) for name, parts in collected.items()}
     if level == "expert" and not any(".expert." in name for name in groups):
         raise ArgumentError(
-            f"model: no experts of a mixture are known in {kind or type(model).__name__}; use "
-            "level='role'"
+            f"model: the experts of {kind or type(model).__name__} are not known, if it has any; "
+            "use level='role'"
         )
     left = [name for name, group in groups.items() if group.role == "other"]
     if rules and left:

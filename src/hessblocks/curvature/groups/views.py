@@ -4,6 +4,7 @@ Letters: K vectors in a batch.
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -230,6 +231,11 @@ def overlap(groups: Iterable[ParameterGroup]) -> bool:
         if owners.max() > 1:
             return True
     return False
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name in `plain_model`, from its name in the wrapped model."""
+    return re.sub(r"^(_orig_mod\.|module\.)+", "", name)
 
 
 def plain_model(model: nn.Module, *, sharded: bool = False) -> nn.Module:

@@ -186,16 +186,16 @@ class LastAttention:
             )
         if not _close(output[counted], attended, self.rounding):
             raise ArgumentError(
-                "batch: the model attends otherwise than the closed form supposes (packed "
-                "sequences, a mask of its own, a softmax in single precision that "
-                "attn_implementation='sdpa' would not have?); use hessblocks.Hessian for this batch"
+                "batch: the model's attention differs from the closed form's (packed sequences, "
+                "its own mask, or a softmax in single precision, which attn_implementation='sdpa' "
+                "avoids?); use hessblocks.Hessian for this batch"
             )
         hidden = seen.hidden[:1, 0] if seen.pooled else seen.hidden[:1, seen.tried]
         head = self.output_layer
         if not _close(nn.functional.linear(hidden, head.weight, head.bias), seen.logits):
             raise ArgumentError(
-                "model: its logits are not the output layer's of the final hidden state (scaled, "
-                f"capped, changed by a hook?); {ELSEWHERE}"
+                "model: its logits are not what its output layer gives for the final hidden state "
+                f"(scaled, capped, changed by a hook?); {ELSEWHERE}"
             )
 
     def check_behind(self, hidden: Float[Tensor, "N D"], valid: Bool[Tensor, "B L"]) -> None:

@@ -240,13 +240,13 @@ def _check_parts(attention: Any) -> None:
         raise uncovered("covers attention without a softcap of its scores and without a sink")
     norms = (attention.query_norm, attention.key_norm)
     if attention.one_matrix and not all(isinstance(norm, nn.Identity) for norm in norms):
-        raise uncovered("covers norms of queries and keys where these have a matrix each")
+        raise uncovered("covers norms of queries and keys only if these have a matrix each")
     for name in ROLES:
         gain = float(getattr(getattr(attention, name), "update_gain", 1.0))
         if gain != 1.0 and not (gain and name == "value" and not is_trained(attention.projection)):
             raise uncovered(
-                "covers reparametrised weights with an update gain of 1 (values before a fixed "
-                "projection with any but 0)"
+                "covers reparametrised weights with an update gain of 1 (for values before a fixed "
+                "projection: of anything but 0)"
             )
 
 

@@ -70,7 +70,7 @@ def last_modules(model: Any) -> LastModules:
     if not modules.keys() >= set(architecture.behind):
         raise uncovered(
             f"of {config.model_type} expects {', '.join(architecture.behind)} after its layers, "
-            f"which {type(model).__name__} has not"
+            f"which {type(model).__name__} lacks"
         )
     for name, expected in architecture.expected.items():
         if (value := getattr(config, name, expected)) != expected:

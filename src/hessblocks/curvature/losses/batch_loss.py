@@ -69,8 +69,8 @@ class BatchLoss(abc.ABC):
             ArgumentError: no formula for L is known.
         """
         raise ArgumentError(
-            "loss: method='sampled' needs a root of the loss's curvature, which a callable does "
-            "not tell; use a loss by name, a loss module of torch, or method='probes'"
+            "loss: method='sampled' needs a formula for the loss's curvature, which a callable "
+            "has not; use a loss by name, a loss module of torch, or method='probes'"
         )
 
     def noise_shape(self, logits: Float[Tensor, "..."]) -> torch.Size:

@@ -33,7 +33,7 @@ from hessblocks.errors import ArgumentError
 
 Parameters = Mapping[str, Float[Tensor, "..."]]
 
-_plain_attention = closed.CountedContext(lambda: sdpa_kernel(SDPBackend.MATH))
+plain_attention = closed.CountedContext(lambda: sdpa_kernel(SDPBackend.MATH))
 _eager = closed.CountedContext(lambda: torch.compiler.set_stance("force_eager"))
 
 
@@ -91,7 +91,7 @@ def differentiable_once(model: nn.Module) -> Iterator[closed.Watch]:
 @contextmanager
 def backward_pass(model: nn.Module) -> Iterator[None]:
     """Enter the state in which a graph is differentiated and checkpointed parts are recomputed."""
-    with _settled(model), _plain_attention:
+    with _settled(model), plain_attention:
         closed.spell_weight_norms(model)
         yield
 

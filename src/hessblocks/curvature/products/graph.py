@@ -41,6 +41,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum, adding, graph_only
 from hessblocks.curvature.losses import Batch, make_loss_node
+from hessblocks.curvature.products.passes import PassPlan
 from hessblocks.curvature.products.problem import Problem
 
 Pulled = dict[str, Float[Tensor, "K ..."] | None]
@@ -53,7 +54,13 @@ class BatchGraph:
     """Autograd graph of one microbatch's gradient; each product replays it."""
 
     def __init__(
-        self, problem: Problem, batch: Batch, names: Sequence[str], *, split: bool = True
+        self,
+        problem: Problem,
+        batch: Batch,
+        names: Sequence[str],
+        *,
+        split: bool = True,
+        plan: PassPlan | None = None,
     ) -> None:
         """Run the model's forward and backward pass once.
 
@@ -63,16 +70,16 @@ class BatchGraph:
             names: parameters that products may involve. The graph ends at them, so that replays
                 skip the layers below the lowest.
             split: whether the graph is for H_o and H_f, with r constant, or for H.
+            plan: what fits the memory; None: the problem's plan.
         """
-        parameters = problem.parameters
+        parameters, plan = problem.parameters, plan or problem.plan
         self._backward = problem.backward
         self.parameters = {name: parameters[name].requires_grad_() for name in names}
         """Leaves of the graph, by name."""
         with torch.enable_grad():
-            readout, loss = problem.forward(batch, parameters | self.parameters)
-            self._end = make_loss_node(
-                readout, loss, 1 / problem.valid, keep=problem.plan.keep_logits
-            )
+            self.readout, loss = problem.forward(batch, parameters | self.parameters)
+            readout = self.readout
+            self._end = make_loss_node(readout, loss, 1 / problem.valid, keep=plan.keep_logits)
             total, gradients = self._end.attach("functional" if split else "full")
             problem.check_finite(total, batch)
             self._pullback = self._pull_back(readout.hidden, gradients)
@@ -88,7 +95,7 @@ class BatchGraph:
             for name, value in zip(self._of_end, gradients, strict=True)
             if name is not None
         ]
-        self.together = problem.plan.together
+        self.together = plan.together
 
     def _pull_back(
         self, hidden: Tensor, gradients: Sequence[Tensor]

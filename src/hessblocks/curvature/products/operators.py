@@ -68,7 +68,8 @@ class CurvatureOperator(LinearOperator):
                 "them for all parameters"
             )
         check_group(problem, rows, names[0])
-        check_group(problem, columns, names[1])
+        if columns is not rows:
+            check_group(problem, columns, names[1])
         self._problem, self._rows, self._columns = problem, rows, columns
         like = problem.parameters[self._columns.parameters[0]]
         square = self._rows == self._columns
@@ -139,7 +140,7 @@ class CurvatureOperator(LinearOperator):
 
     def _apply(self, columns: Tensor, into: ParameterGroup, out_of: ParameterGroup) -> Tensor:
         # the caller may have frozen parameters since the operator was made
-        for group in (into, out_of):
+        for group in (into,) if into is out_of else (into, out_of):
             check_group(self._problem, group)
         block = HessianBlock(rows=into, columns=out_of, parts=[self.part])
         return total_products(self._problem, columns.T, block)[self.part].T

@@ -3,6 +3,7 @@
 The loss is a sum over rows, so that the split changes results only by rounding.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessblocks.curvature.closed import graph_only
@@ -110,6 +112,49 @@ class PassPlan:
     """Narrower dtype that parts of a float64 model compute in; None if no part does."""
     guard: Guard | None = None
     """Check of derivatives by finite differences; None if the graph alone proves them right."""
+
+
+class SavedTensors(saved_tensors_hooks):
+    """Counts what graphs save beside the weights, while they are built in this context."""
+
+    def __init__(self, problem: Any, limit: float = math.inf) -> None:
+        """Start at 0.
+
+        Args:
+            problem: problem with the model.
+            limit: bytes beyond which the construction raises `Unplanned`.
+        """
+        self._weights = {p.untyped_storage().data_ptr() for p in problem.weights.values()}
+        self._sizes: dict[int, int] = {}
+        self._limit, self.nbytes = limit, 0
+        self.dtypes = {p.dtype for p in problem.parameters.values()}
+        """Dtypes of the real tensors, and of the trainable parameters."""
+        super().__init__(self._note, lambda tensor: tensor)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest tensor; 0 if nothing was saved."""
+        return max(self._sizes.values(), default=0)
+
+    @property
+    def narrowest(self) -> torch.dtype:
+        """Narrowest of `dtypes`."""
+        return min(self.dtypes, key=lambda dtype: dtype.itemsize)
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            self.dtypes.add(tensor.dtype)
+        storage = tensor.untyped_storage()
+        if (key := storage.data_ptr()) not in self._weights:
+            self.nbytes += storage.nbytes() - self._sizes.get(key, 0)
+            self._sizes[key] = storage.nbytes()
+        if self.nbytes > self._limit:
+            raise Unplanned
+        return tensor.detach()  # a node that saves its own output would be a reference cycle
+
+
+class Unplanned(Exception):  # noqa: N818
+    """Signal that a product needs a plan: it is too large, or its derivatives need a check."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,20 +318,8 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
     """Measure work and memory with one row of the batch that has the most tokens per row."""
     row = problem.batches.widest_row
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
-    weights = {p.untyped_storage().data_ptr() for p in problem.weights.values()}
-    saved: dict[int, int] = {}
-    dtypes = {p.dtype for p in leaves.values()}
-
-    def note(tensor: Tensor) -> Tensor:
-        if tensor.is_floating_point():
-            dtypes.add(tensor.dtype)
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # a node that saves its own output would be a reference cycle
-
-    tensors = torch.autograd.graph.saved_tensors_hooks(note, lambda t: t)
-    with unwritten(problem.model), torch.enable_grad(), tensors:
+    saved = SavedTensors(problem)
+    with unwritten(problem.model), torch.enable_grad(), saved:
         readout, _ = problem.forward(row, leaves, twice=twice)
         reached = walk_graph(readout.inputs)
         check_bypass(problem.model, reached)
@@ -307,7 +340,7 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
                 )
     unreached = frozenset(name for name, leaf in leaves.items() if id(leaf) not in reached.leaves)
     guard = Guard(row=row, functions=reached.functions, unreached=unreached)
-    graph = sum(saved.values())
+    graph = saved.nbytes
     itemsize = readout.hidden.element_size()
     size = readout.hidden.numel() * itemsize
     temporary = min(rows_together(readout.classes), readout.tokens) * readout.classes * itemsize
@@ -317,8 +350,8 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
         work=tokens * sum(p.numel() for p in leaves.values()),
         graph=graph + 2 * size,
         logits=0 if readout.weight is None else 2 * readout.tokens * readout.classes * itemsize,
-        bare=FORWARD_ARRAYS * max([size, *saved.values()]),  # a model of one layer saves nothing
-        narrowest=min(dtypes, key=lambda t: t.itemsize),
+        bare=FORWARD_ARRAYS * max(size, saved.largest),  # a model of one layer saves nothing
+        narrowest=saved.narrowest,
         peak=int(REPLAY * graph) + LOGITS_ARRAYS * (size if readout.weight is None else temporary),
         guard=guard if guard.functions or guard.unreached else None,
     )

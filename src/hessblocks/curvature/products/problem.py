@@ -51,8 +51,9 @@ class Problem(Operand):
 
     _graphs: tuple[Hashable, tuple[float, ...], list[Any]] | None
     """What kept graphs are for, checksums of the model when they were built, and the graphs."""
-    _noted: tuple[Hashable, Hashable]
-    """State of model, loss and batches when a block began, or after the last forward pass in it."""
+    _noted: tuple[Hashable, Hashable] | None
+    """State of model, loss and batches when a block began, or after the last forward pass in it;
+    None before the first."""
     _ran: bool
     """Whether there was a forward pass since `_noted`."""
 
@@ -212,10 +213,10 @@ class Problem(Operand):
             present = self._present()
             if self._blocks and not self._ran and self._noted != present:
                 raise self._changed()
-            if not self._blocks and self._noted[0] != present[0]:
+            if not self._blocks and self._noted and self._noted[0] != present[0]:
                 self._forget()
             if not self._blocks:
-                self._noted = present
+                self._noted, self._ran = present, False
             self._blocks += 1
         try:
             yield
@@ -235,7 +236,8 @@ class Problem(Operand):
                 self._graphs = None
                 raise
             finally:
-                if self._ran:  # a forward pass may change the model, as a hook's list
+                # a forward pass may change the model, as a hook's list
+                if self._ran and self._blocks > 1:
                     self._noted, self._ran = self._present(), False
 
     def graphs(self, key: Hashable, fresh: Iterable[Any]) -> Iterable[Any]:
@@ -261,6 +263,11 @@ class Problem(Operand):
         if graphs[1] != sums:
             raise self._changed()
         return graphs[2]
+
+    @property
+    def planned(self) -> bool:
+        """Whether products go by a plan: inside of a block around them, or since there is one."""
+        return self._blocks > 1 or "plan" in vars(self)
 
     @property
     def keeps_graphs(self) -> bool:
@@ -290,6 +297,8 @@ class Problem(Operand):
         """Drop the plans, the count N, and the mode of the forward pass."""
         for name in ("plan", "gradient_plan", "valid"):
             vars(self).pop(name, None)
+        self.checked: set[frozenset[str]] = set()
+        self.pushes = True
         self.move_to(self.model)
 
     def move_to(self, model: nn.Module) -> None:
@@ -298,13 +307,12 @@ class Problem(Operand):
         self._graphs = None
         self._run = Forward(model, self.loss, sharded=self.sharded)
         self._positions = losses.TextPositions(model)
-        self._noted, self._ran = self._present(), False
+        self._noted, self._ran = None, False
 
     @cached_property
     def plan(self) -> PassPlan:
         """Plan of microbatches and memory, measured on one row at the first access."""
-        with model_state.exclusive(self.model), readable_errors():
-            return make_plan(self)
+        return self._made_plan(twice=True)
 
     @cached_property
     def valid(self) -> float:
@@ -362,8 +370,12 @@ class Problem(Operand):
     @cached_property
     def gradient_plan(self) -> PassPlan:
         """Plan of microbatches and memory for gradients alone."""
+        return self._made_plan(twice=False)
+
+    def _made_plan(self, *, twice: bool) -> PassPlan:
         with model_state.exclusive(self.model), readable_errors():
-            return make_plan(self, twice=False)
+            self._noted = self._noted or self._present()
+            return make_plan(self, twice=twice)
 
     def value(
         self, parameters: Mapping[str, Float[Tensor, "..."]] | None = None, *, twice: bool = True

@@ -5,6 +5,7 @@ Letters: K vectors in a batch.
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,9 @@ from hessblocks.curvature.closed import Sum
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products.derivatives import check_guard
 from hessblocks.curvature.products.graph import BatchGraph, Pulled
+from hessblocks.curvature.products.passes import Unplanned
 from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.products.single import needs_plan, whole_graphs
 from hessblocks.errors import RunError
 from hessblocks.linalg import unit_of, working_dtype
 
@@ -68,8 +71,13 @@ def total_products(
         RunError: a loss or a product is not finite, or the memory is full.
     """
     with problem.computing():
-        say_precision(problem)
-        products = _add_up(problem, vectors, block)
+        products = None
+        if not needs_plan(problem, len(vectors)):
+            with suppress(Unplanned):
+                products = _add_up(problem, vectors, block, planned=False)
+        if products is None:
+            say_precision(problem)
+            products = _add_up(problem, vectors, block)
         check_products(vectors, block.rows, products)
         return products
 
@@ -165,18 +173,22 @@ def _gap(problem: Problem) -> float:
     return gap / (scale or gap or 1.0)
 
 
-def _add_up(problem: Problem, vectors: Tensor, block: HessianBlock) -> dict[Part, Tensor]:
+def _add_up(
+    problem: Problem, vectors: Tensor, block: HessianBlock, *, planned: bool = True
+) -> dict[Part, Tensor]:
     later = block.later if problem.keeps_graphs else ()
     involved = tuple(dict.fromkeys((*later, *block.rows.parameters, *block.columns.parameters)))
     shape = len(block.parts), len(vectors), block.rows.size
     # a sum in bfloat16 would lose the small terms of many passes
     total = torch.empty(shape, dtype=working_dtype(vectors.dtype), device=vectors.device)
-    if not problem.plan.passes:
+    if planned and not problem.plan.passes:
         total.zero_()
     try:
-        names = {*block.rows.parameters, *block.columns.parameters}
-        check_guard(problem, problem.plan.guard, names)
-        for number, graph in enumerate(_graphs(problem, involved, block.parts)):
+        if planned:
+            names = {*block.rows.parameters, *block.columns.parameters}
+            check_guard(problem, problem.plan.guard, names)
+        graphs = _graphs if planned else whole_graphs
+        for number, graph in enumerate(graphs(problem, involved, block.parts)):
             _collect(total, graph, vectors.contiguous(), block, add=number > 0)
     except Exception:
         problem.processes.fail(total)
@@ -188,7 +200,7 @@ def _add_up(problem: Problem, vectors: Tensor, block: HessianBlock) -> dict[Part
 def _graphs(
     problem: Problem, names: tuple[str, ...], parts: Sequence[Part]
 ) -> Iterable[BatchGraph]:
-    """Return the graph of each microbatch for these parts.
+    """Return the graph of each microbatch.
 
     Inside of `kept` they are cached, if the plan allows, until other parameters or parts are
     needed. Otherwise one graph at a time is in memory.

@@ -95,8 +95,8 @@ def plan_samples(
         )
     if not root_is_known(problem):
         raise ArgumentError(
-            "loss: method='sampled' needs a root of the loss's curvature, which a callable does "
-            "not tell; use a loss by name, a loss module of torch, or method='probes'"
+            "loss: method='sampled' needs a formula for the loss's curvature, which a callable "
+            "has not; use a loss by name, a loss module of torch, or method='probes'"
         )
     limit = problem.memory_limit or default_limit(problem.device)
     itemsize, ranks = _dtype(problem).itemsize, problem.processes.count if problem.sharded else 1

@@ -244,7 +244,7 @@ class InverseOperator(LinearOperator):
         if not solution.converged:
             raise RunError(
                 f"inverse: {solution}; use more damping, a larger tolerance or max_products, or "
-                "linalg.solve, which gives what was reached"
+                "linalg.solve, which returns the solution it has reached"
             )
         return solution.values
 
