@@ -17,7 +17,16 @@ from tests.house.source import (
     targets,
 )
 
-BASE = {"attention_calls", "errors", "conventions", "escape", "malloc", "progress", "quiet", "statistics"}
+BASE = {
+    "attention_calls",
+    "errors",
+    "conventions",
+    "escape",
+    "malloc",
+    "progress",
+    "quiet",
+    "statistics",
+}
 BASE |= {"typed", "_version"}
 """Modules at the root, below all packages; `tests` below hold them to importing nothing but each
 other."""
