@@ -34,4 +34,4 @@ def test_a_compiled_layer_of_the_simplified_blocks_has_no_more_launches_than_pre
     tiny = {"tokens": 32, "width": 64, "heads": 2}
     found = {n: layer_kernels.counted(n, one_kernel=True, **tiny) for n in ("pre-ln", "sas-p")}
     assert found["sas-p"]["launches"] < found["pre-ln"]["launches"]
-    assert found["sas-p"]["bytes"] < found["pre-ln"]["bytes"]
+    assert found["sas-p"]["bytes on a GPU"] < found["pre-ln"]["bytes"]

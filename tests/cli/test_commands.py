@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 import hessblocks.training
 from hessblocks.cli import app
 from hessblocks.cli.app import main
-from hessblocks.cli.commands import COMMANDS
 from hessblocks.cli.commands.demo import PRESETS, RATE
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.settings.run_settings import ComparisonSettings
@@ -199,15 +198,23 @@ def test_every_command_has_the_common_options(shell: Shell, command: str) -> Non
 def test_commands_stand_in_panels_in_the_order_of_a_day(shell: Shell) -> None:
     lines = shell("--help").output.splitlines()
     shown = [line.split()[1] for line in lines if re.match("│ [a-z]", line)]
-    own = {command.__name__: panel for panel, each in COMMANDS.items() for command in each}
-    assert [word for word in shown if word in own] == list(own)
-    assert [line.strip("╭─╮ ") for line in lines if "╭" in line][: len(COMMANDS)] == list(COMMANDS)
+    assert [word for word in shown if word in app.OWN] == [n for n in app.TASKS if n in app.OWN]
+    titles = [line.strip("╭─╮ ") for line in lines if "╭" in line]
+    assert titles[: len(app.GROUPS)] == list(app.GROUPS)
 
 
 @pytest.mark.parametrize("command", sorted(app.OWN))
-def test_the_example_under_a_help_can_be_typed(shell: Shell, command: str) -> None:
-    *_, last = shell(command, "--help").output.strip().splitlines()
-    _, name, *words = shlex.split(last.removeprefix("Example: "))
+def test_the_example_under_a_help_can_be_typed(
+    shell: Shell, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "text.txt").write_text("a text of mine\n" * 999)
+    for name in ("mine.json", "runs/demo/config.json"):
+        (tmp_path / name).write_text('{"kind": "block"}')
+    *_, last = shell(command, "--help").output.split("Example: ")
+    _, name, *words = shlex.split(last)
     assert name == command
     assert app.app.parse_args([name, *words])
 
@@ -245,7 +252,8 @@ def test_the_help_begins_as_the_readme(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["train sas --data", "price m --data", "curvature m --data", "report", "demo --out"]
+    "words",
+    ["train sas --data", "price m --data", "curvature preset:sas --data", "report", "demo --out"],
 )
 def test_an_empty_path_is_not_the_current_folder(shell: Shell, words: str) -> None:
     refused = shell(*words.split(), "")

@@ -72,7 +72,7 @@ def test_words_are_completed(script: Path, words: str, expected: set[str]) -> No
 
 def test_every_command_is_offered(script: Path) -> None:
     found = {word for word in offered(script, "") if not word.startswith("-")}
-    assert found - {"reproduce"} == OWN
+    assert found - {"reproduce"} == {*OWN}
 
 
 @pytest.mark.parametrize(

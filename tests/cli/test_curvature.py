@@ -407,7 +407,7 @@ def test_a_sampled_run_takes_no_second_derivative(
     [
         (["preset:sas-q"], 2, "MODEL: 'sas-q' is unknown; did you mean 'sas-p'"),
         (["/nowhere/model"], 2, "MODEL: /nowhere/model is not a folder"),
-        (["nobody/no-such-model"], 1, "no model of that name is in the local Hugging Face cache"),
+        (["nobody/no-such-model"], 2, "no model of that name is in the local Hugging Face cache"),
         (["preset:sas", "--parts", "outr"], 2, "--parts: 'outr' is unknown; did you mean 'outer'"),
         (["preset:sas", "--parts", ","], 2, "--parts: expected one or more of outer"),
         (
@@ -470,7 +470,7 @@ def test_models_without_logits_of_the_next_token_are_refused(shell: Shell, tmp_p
     (tmp_path / "empty").mkdir()
     outcome = shell("curvature", tmp_path / "empty", "--data", "random", "--out", tmp_path / "out")
     assert outcome.status == 2
-    assert "holds no model that transformers knows" in sentence(outcome)
+    assert "holds no model, since it has no config.json" in sentence(outcome)
 
 
 def test_random_tokens_are_never_taken_silently(shell: Shell, saved: Path, tmp_path: Path) -> None:

@@ -141,7 +141,10 @@ def test_a_second_run_replaces_the_first_but_nothing_else(shell: Shell, tmp_path
     ("words", "expected"),
     [
         ([], "MODEL: expected a folder or preset:NAME, or names with commas in --presets"),
-        (["--presets", "skipless-plan"], "MODEL: 'skipless-plan' is unknown; did you mean 'skip"),
+        (
+            ["--presets", "skipless-plan"],
+            "--presets: 'skipless-plan' is unknown; did you mean 'skip",
+        ),
         (["preset:pre-ln-plain"], "MODEL: 'pre-ln-plain' is unknown"),
         (["preset:sas", "--presets", "sas"], "MODEL: preset:sas was given twice"),
         (["./nowhere"], "MODEL: ./nowhere is not a folder"),

@@ -236,7 +236,7 @@ def test_a_name_that_is_not_in_the_cache_is_not_asked_for_on_the_network(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([command, name, *COMMANDS[command], "--out", str(tmp_path / "out")]) == 1
+    assert main([command, name, *COMMANDS[command], "--out", str(tmp_path / "out")]) == 2
     assert attempts == []
     assert constants.HF_HUB_OFFLINE is False
     assert (

@@ -44,7 +44,9 @@ def test_the_final_figure_is_measured_on_the_last_tenth(
     small = [tokens[:4] % 37 for tokens in windows]
     model = hb.build("pre-ln", depth=2, width=16, heads=2, vocab_size=40, context=16)
     monkeypatch.setattr(running, "text_parts", lambda *_: tuple(small))
-    saved = SimpleNamespace(name="m", licence=None, tokenizer=lambda **_: SimpleNamespace())
+    saved = SimpleNamespace(
+        name="m", licence=None, gguf=None, tokenizer=lambda **_: SimpleNamespace()
+    )
     monkeypatch.setattr(running.models, "load_saved", lambda *_: (model, saved))
     monkeypatch.setattr(running, "documents_of", lambda _: [])
     monkeypatch.setattr(running, "start_words", lambda *_: "")

@@ -112,7 +112,10 @@ def _symmetric(x: Tensor, bits: int) -> Tensor:
 
 def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[Grid]:
     """Make the grid of each number of bits or format."""
-    rounding = {"token": partial(_between_ends, axis=-1), "channel": _per_channel}
+    rounding: dict[str, Callable[..., Tensor]] = {
+        "token": partial(_between_ends, axis=-1),
+        "channel": _per_channel,
+    }
     one = kinds if isinstance(kinds, Iterable) and not isinstance(kinds, str) else (kinds,)
     tail = {0: "", 1: ", first token exact"}.get(exact, f", first {exact} tokens exact")
     for kind in one:

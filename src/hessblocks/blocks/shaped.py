@@ -121,7 +121,7 @@ def mix_causally(
     return _heads(shaped, values)
 
 
-def in_one_kernel(values: Tensor) -> bool:
+def in_one_kernel(values: Shaped[Tensor, "..."]) -> bool:
     """Tell whether `torch.compile` makes one kernel of running sum, gains and mixing (on CUDA)."""
     return values.is_cuda and torch.compiler.is_compiling()
 

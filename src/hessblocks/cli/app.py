@@ -77,8 +77,7 @@ class Completed(App):
 
 app = Completed(
     name="hessblocks",
-    help="Measure the loss Hessian of a transformer by weight matrix, predict what quantising it "
-    "will cost, and build simpler blocks.",
+    help="Quantise, prune and study transformers by what each weight does to the loss.",
     help_format="plaintext",
     help_epilogue="Examples:\n"
     + "\n".join(TASKS[name]["example"] for name in ("quantise", "cache", "curvature", "compare")),

@@ -41,13 +41,13 @@ def text(path: Path | str) -> str:
     if path in BUILT_IN:
         return ""
     try:
-        if place.is_dir():
+        if path != "" and place.is_dir():
             if not any(place.iterdir()):
                 return f"{path} holds no files; give a folder with text."
             is_model = (place / "config.json").is_file() and any(place.glob("*.safetensors"))
             return f"{path} is a model, not a text; {EXCHANGED}" if is_model else ""
-        if not place.is_file():
-            return f"{path} is not a file or folder; give one that exists."
+        if path == "" or not place.is_file():
+            return f"{path or 'an empty name'} is not a file or folder; give one that exists."
         kind = _not_text(place)
     except OSError as error:
         return f"{path} cannot be read ({error.strerror}); change its permissions or leave it out."
@@ -100,7 +100,7 @@ def saved(source: str) -> str:
         return _file(place)
     if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source) and not source.endswith(".gguf"):
         return _cached(source)
-    return f"{source} is not a folder; {GIVE}"
+    return f"{source or 'an empty name'} is not a folder; {GIVE}"
 
 
 def _folder(folder: Path) -> str:

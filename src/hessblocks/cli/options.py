@@ -94,7 +94,7 @@ def checked(check: Callable[[Any], str], **more: Any) -> Parameter:
     """Make the parameter of an option whose value is checked before torch is loaded."""
 
     def validate(_: Any, value: Any) -> None:
-        if value and (refusal := check(value)):
+        if value not in (None, ()) and (refusal := check(value)):
             raise ValueError(refusal)
 
     return Parameter(validator=validate, **more)

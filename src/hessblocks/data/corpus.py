@@ -217,7 +217,7 @@ class Windows(Dataset[Example]):
         """
         if len(self) < count:
             raise ArgumentError(
-                f"{option}: {count} windows of {self.context} tokens do not fit {text}, which has "
+                f"{option}: {count} windows of {self.context} tokens do not fit: {text} has "
                 f"{len(self.tokens):,} tokens; give fewer or shorter ones, or more text (about "
                 f"{in_units(4 * count * self.context)})."
             )

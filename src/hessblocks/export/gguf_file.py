@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +44,7 @@ SPLITS = {
 """How a tokeniser splits text before it merges → llama.cpp's name for it."""
 TYPES = ("f16", "f32", "q8_0")
 """Types of the matrices that `to_gguf` writes."""
-HALF = Format(
-    "gguf:F16",
-    lambda shape: 2 * math.prod(shape),
-    lambda rows, importance: rows.half(),
-    lambda packed, shape: packed.float(),
-)
+HALF = replace(formats()["bf16"], name="gguf:F16", pack=lambda rows, importance: rows.half())
 
 
 @dataclass(frozen=True)
@@ -102,15 +96,18 @@ def header_of(source: str, model: PreTrainedModel, tokenizer: Any) -> GgufHeader
         RunError: `source` is a damaged GGUF file.
     """
     gguf = library("gguf", WHY)
-    ours = isinstance(model, HessblocksForCausalLM)
     if source.lower().endswith(".gguf"):
         fields = _of_file(Path(source))
         architecture = fields.pop("general.architecture")
     else:
-        named = (DECI, {"general.name": "simplified"}) if ours else _of_config(model.config)
+        named = (
+            (DECI, {"general.name": "simplified"})
+            if isinstance(model, HessblocksForCausalLM)
+            else _of_config(model.config)
+        )
         architecture, fields = named
         fields |= _of_tokenizer(tokenizer, model.config.vocab_size)
-    if ours:
+    if isinstance(model, HessblocksForCausalLM):
         about = ("general.", "tokenizer.")
         kept = {key: value for key, value in fields.items() if key.startswith(about)}
         architecture, fields = DECI, kept | deci_fields(model)
@@ -240,7 +237,7 @@ def gguf_tensors(
         ArgumentError: a name is not known, or a tensor is stored otherwise than its parameter.
     """
     library("gguf", WHY)
-    if architecture == DECI:
+    if architecture == DECI and isinstance(model, HessblocksForCausalLM):
         return deci_tensors(model)
     kind = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
     processor = kind(config=vars(model.config))

@@ -130,6 +130,8 @@ def measure_price(
     }
     problem = Problem(subject.model, text, loss="causal-lm")
     drawn = {name: value for name, value in config.items() if name != "allocate"}
+    before = finished(folder, config, ["allocate"])
+    found = before if before.get("asked", "") == settings.allocate else {}
     with claimed(folder, config, free=["allocate"]):
         check = min(settings.check, len(changes))
         measured = check + 1 + 2 * (len(edits) + 1) if check else 0
@@ -138,12 +140,23 @@ def measure_price(
         of = storage.identity_of(drawn)
         bill = stored_bill(problem, changes, settings, folder, of, progress, said)
         bill.save(folder / "bill.csv")
-        found = {"command": "price", "model": subject.name, "changes": len(bill), "told": told}
-        found |= _summary(bill, {"input_ids": other}, settings, folder, progress)
-        storage.write_json(folder / "summary.json", found)
+        if not found:
+            found = {"command": "price", "model": subject.name, "changes": len(bill), "told": told}
+            found["asked"] = settings.allocate
+            found |= _summary(bill, {"input_ids": other}, settings, folder, progress)
+            storage.write_json(folder / "summary.json", found)
         if finish:
             finish(folder)
     return {**found, "out": str(folder)}
+
+
+def finished(folder: Path, config: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
+    """Read the summary of an earlier call with the same free settings; empty if there is none."""
+    kept = folder / "config.json", folder / "summary.json"
+    if not all(path.is_file() for path in kept):
+        return {}
+    earlier, found = map(storage.read_object, kept)
+    return found if all(earlier.get(name) == config[name] for name in free) else {}
 
 
 def drawn_batches(
@@ -313,13 +326,16 @@ def announced(
     if not any(change.new for change in changes.values()):
         passes = f"{settings.sequences} forward and {settings.samples} backward passes at least"
         return f"{len(changes)} changes: {passes}, one of each for every window of the text"
-    parameters, making = problem.parameters, 0.0
+    parameters, making, wall = problem.parameters, 0.0, time.perf_counter()
+    on_cpu = next(iter(parameters.values())).device.type == "cpu"
+    clock = time.process_time if on_cpu else time.perf_counter
+    begin = clock()
     with problem.computing(), torch.no_grad():
         first = next(iter(make_plan(problem, twice=False, most_rows=1).passes))
         for _ in range(2):  # warm-up: the first call takes longer
-            start = time.perf_counter()
+            start = clock()
             problem.forward(first, parameters, twice=False)
-    forward = (time.perf_counter() - start) * sum(problem.batches.rows)
+    forward = (clock() - start) * sum(problem.batches.rows)
     kinds: dict[str, list[Change]] = {}
     for change in changes.values():
         kinds.setdefault(change.how, []).append(change)
@@ -327,9 +343,9 @@ def announced(
         least = min(several, key=lambda change: change.size)
         least = least.weighed({name: torch.ones(parameters[name].shape[-1]) for name in least.new})
         least.relative_size(parameters)  # warm-up: the first call takes longer
-        start = time.perf_counter()
+        start = clock()
         least.relative_size(parameters)
-        rate = (time.perf_counter() - start) / least.size
+        rate = (clock() - start) / least.size
         making += rate * sum(change.size for change in several)
     pieces = -(-settings.sequences // max(1, settings.sequences // settings.samples))
     backward = -(-settings.samples // pieces) * pieces * (1 if kept else 2)
@@ -338,10 +354,13 @@ def announced(
     products = PRODUCT * entries * backward if kept else 0
     seconds = forward * (1 + 2 * backward / pieces + measured) + making * again + products
     held = (3 if kept else HELD) * 4 * entries
+    slower = (time.perf_counter() - wall) / max(clock() - begin, 1e-9)
+    waited = f" of processor time, {duration(seconds * slower)} at what this process gets now"
     return (
         f"{len(changes)} changes: {pieces} forward and {backward} backward passes over pieces of "
-        f"the text, {measured:.3g} over other text for the check; about {duration(seconds)}, and "
-        f"at most {in_units(held)} for gradients besides model and passes"
+        f"the text, {measured:.3g} over other text for the check; about {duration(seconds)}"
+        f"{waited if on_cpu else ''}, and at most {in_units(held)} for gradients besides model and "
+        "passes"
     )
 
 

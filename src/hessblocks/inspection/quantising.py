@@ -22,6 +22,7 @@ from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.pricing import (
     announced,
     drawn_batches,
+    finished,
     note_history,
     stored_bill,
     stored_weights,
@@ -111,7 +112,8 @@ def measure_quantise(
     free = [*BUDGETS, "file"]
     drawn = {name: value for name, value in config.items() if name not in free}
     problem = Problem(subject.model, text, loss="causal-lm")
-    before = _finished(folder, config)
+    before = finished(folder, config, [*BUDGETS, "file"])
+    before = before if before.get("size") == _size(file) else {}
     if file.exists() and not before:
         raise ArgumentError(f"FILE: {file} exists already; remove it, or give another name.")
     with claimed(folder, config, free=free):
@@ -132,16 +134,6 @@ def measure_quantise(
         if finish:
             finish(folder)
     return {**found, "out": str(folder)}
-
-
-def _finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the summary of an earlier call with the same settings; empty if there is none."""
-    kept = folder / "config.json", folder / "summary.json"
-    if not all(path.is_file() for path in kept):
-        return {}
-    earlier, found = map(storage.read_object, kept)
-    same = all(earlier.get(name) == config[name] for name in (*BUDGETS, "file"))
-    return found if same and found.get("size") == _size(Path(config["file"])) else {}
 
 
 def _size(file: Path) -> int:
@@ -316,8 +308,15 @@ def _apart(bill: Bill, bytes: float) -> float:
         for view in change.views:
             forecast = replace(price.forecast, value=float(row[columns.index(view.parameter)]))
             stored = change.format.bytes(view.shape)
-            own = {"place": view.parameter, "size": view.size, "bytes": stored}
-            prices.append(replace(price, forecast=forecast, **own))
+            prices.append(
+                replace(
+                    price,
+                    forecast=forecast,
+                    place=view.parameter,
+                    size=view.size,
+                    bytes=stored,
+                )
+            )
     chosen = allocate(prices, bytes=bytes - bill.untouched(prices))
     return sum(price.forecast.value for price in chosen)
 

@@ -25,8 +25,8 @@ def write_card(folder: Path, kind: str, facts: Mapping[str, Any], **about: Any) 
     """
     about |= {"pipeline_tag": "text-generation", "tags": [kind, "hessblocks"]}
     rows = "\n".join(f"| {_shown(name)} | {_shown(value)} |" for name, value in facts.items())
-    head = ModelCardData(**about).to_yaml().strip()
-    text = f"---\n{head}\n---\n\n# A {kind} with fewer parameters\n\n"
+    data = ModelCardData(**about).to_yaml().strip()
+    text = f"---\n{data}\n---\n\n# A {kind} with fewer parameters\n\n"
     write_text(folder / CARD, f"{text}| | |\n| --- | --- |\n{rows}\n")
 
 

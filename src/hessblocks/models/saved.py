@@ -114,7 +114,7 @@ class Saved:
         try:
             if self.reader:
                 return str(self.reader.fields["general.license"].contents())
-            found = (metadata_load(_folder_of(self.place) / storage.CARD) or {})["license"]
+            found = (metadata_load(_folder_of(self.location) / storage.CARD) or {})["license"]
             return found if isinstance(found, str) else None
         except Exception:  # a file from elsewhere may cause any kind of error
             return None

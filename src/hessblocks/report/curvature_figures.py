@@ -37,8 +37,8 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
     """
     figures: dict[str, Figure | Drawn] = {}
     phones: dict[str, Drawn] = {}
-    if layers := layers_map(results):
-        figures["layers"] = layers
+    if (by_layer := layers_map(results)) is not None:
+        figures["layers"] = by_layer
     if 0 < len(results.norms) <= MANY:
         figures["norms"], phones["norms"] = norms_figure(results, 9), norms_figure(results, PHONE)
     names = list(results.norms)

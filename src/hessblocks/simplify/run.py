@@ -6,9 +6,8 @@ import hashlib
 import math
 import shlex
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.least_squares import OUTPUTS, RIDGES, NormalEquations
 from hessblocks.simplify.passes import Held, Pass
 from hessblocks.simplify.plan import even_plan, priced_plan
-from hessblocks.simplify.speed import numbers_of
+from hessblocks.simplify.speed import numbers_of, seconds_of
 from hessblocks.simplify.table import (
     FEWEST_SEQUENCES,
     Removals,
@@ -183,8 +182,7 @@ def simplify_model(
                 }
                 summary |= _tested_result(original, made, healed, tests, settings)
             command = _command(saved.name, Path(data).name, settings)
-            about = {"base_model": saved.name, "license": saved.licence}
-            _save(healed, folder / "model", command, about, tokenizer, summary)
+            _save(healed, folder / "model", saved, command, tokenizer, summary)
             if settings.to == "gguf":
                 vocabulary = source if saved.gguf else tokenizer
                 export.to_gguf(healed, folder / "model.gguf", vocabulary)
@@ -267,7 +265,10 @@ def _cost(
         return "every removal is measured already"
     held_out = Held(original, validation)
     held_out.cost(layers, 0)  # the first pass is slower
-    whole, last = (_seconds(partial(held_out.cost, layers[n:], n)) for n in (0, len(layers) - 1))
+    whole, last = (
+        seconds_of(partial(held_out.cost, layers[n:], n), original.device)
+        for n in (0, len(layers) - 1)
+    )
     count = 0 if even else left * len({*settings.kinds} or KINDS)
     clauses = []
     if not even:
@@ -279,31 +280,19 @@ def _cost(
         clauses += [f"one pass of refits: {duration(passes + solutions)}"]
         ratio = settings.steps * settings.batch * settings.tokens / validation.numel()
         clauses += [f"healing: about {duration(ratio * whole * PASSES_PER_UPDATE)}"]
-    return "; ".join(clauses)
+    return "; ".join(clauses) + " (processor time on a CPU)" * (original.device.type == "cpu")
 
 
 def _solution_seconds(original: models.HessblocksForCausalLM, tokens: int) -> float:
-    """Estimate the time of all normal equations and their solutions, from smaller ones."""
-    sizes = Counter[int]()
-    for block in original.config.blocks:
-        sizes.update([block.heads * block.resolved_head_width] * (block.sub_blocks != "mlp"))
-        sizes.update([block.resolved_mlp_width] * (block.sub_blocks != "attention"))
-    found, wide = 0.0, original.config.hidden_size
-    for inputs, count in sizes.items():
-        few = min(inputs, SOLVED)
-        x, y = torch.eye(few, device=original.device), torch.ones(few, wide, device=original.device)
-        equations, times = NormalEquations(), inputs / few
-        sums = _seconds(partial(equations.add, x, y)) * tokens / few * times**2
-        some = equations.of_outputs(slice(OUTPUTS))
-        solution = _seconds(partial(some.solve, y[:, :OUTPUTS], ridge=1.0)) * times**3
-        found += count * (sums + (2 * len(RIDGES) + 1) * solution)
-    return found
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+    """Estimate the time of the MLPs' normal equations and solutions, the largest, from smaller."""
+    inputs = max(block.resolved_mlp_width for block in original.config.blocks)
+    few, wide = min(inputs, SOLVED), original.config.hidden_size
+    equations, device, times = NormalEquations(), original.device, inputs / few
+    x, y = torch.eye(few, device=device), torch.ones(few, wide, device=device)
+    sums = seconds_of(partial(equations.add, x, y), device) * tokens / few * times**2
+    some = equations.of_outputs(slice(OUTPUTS))
+    solution = seconds_of(partial(some.solve, y[:, :OUTPUTS], ridge=1.0), device) * times**3
+    return original.config.depth * (sums + (2 * len(RIDGES) + 1) * solution)
 
 
 def _fingerprint(windows: Sequence[Tensor]) -> str:
@@ -361,25 +350,20 @@ def _on_text(
 
 def _command(source: str, data: str, settings: SimplifySettings) -> str:
     """Write the command with all options that differ from their defaults, without folders."""
-    words = ["hessblocks", "simplify", source, "--data", data]
-    given = {**asdict(settings), "also": settings.also and Path(settings.also).name}
-    for field in fields(settings):
-        value, option = given[field.name], f"--{field.name.replace('_', '-')}"
-        if value != field.default or field.name == "save":
-            text = ",".join(value) if isinstance(value, tuple) else value
-            words += [option] if value is True else [option, str(text)]
+    words, plain = ["hessblocks", "simplify", source, "--data", data], asdict(SimplifySettings())
+    for name, value in asdict(settings).items():
+        if value != plain[name] or name == "save":
+            text = Path(value).name if name == "also" else value
+            text = ",".join(value) if isinstance(value, tuple) else str(text)
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [text])]
     return shlex.join(words)
 
 
 def _save(
-    model: Any,
-    folder: Path,
-    command: str,
-    about: Mapping[str, str | None],
-    tokenizer: Any,
-    summary: Mapping[str, Any],
+    model: Any, folder: Path, saved: Any, command: str, tokenizer: Any, summary: Mapping[str, Any]
 ) -> None:
     """Save a model, as one of its family where that can hold it, with tokenizer and card."""
+    about = {"base_model": saved.name, "license": saved.licence}
     test = summary["texts"][0]
     kind = (model.config.family or {}).get("model_type", "model")
     facts = {

@@ -83,17 +83,18 @@ def _speeds(model: Any, tokens: Int[Tensor, "1 T"]) -> tuple[float, float]:
         state["cache"] = output.past_key_values
         state["tokens"] = output.logits[:, -1:].argmax(-1)
 
-    prompt = _seconds(step, model.device)
+    prompt = seconds_of(step, model.device)
 
     def decode() -> None:
         for _ in range(min(DECODED, tokens.shape[1])):
             step()
 
-    decoding = _seconds(decode, model.device)
+    decoding = seconds_of(decode, model.device)
     return tokens.shape[1] / prompt, min(DECODED, tokens.shape[1]) / decoding
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """Time a call: processor time on a CPU."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     start = clock()
     run()

@@ -4,7 +4,7 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("slots in brackets are lost", "[*slot_pairs($a), *$edits] => [*slot_pairs($a)]",
+    fault("slots in brackets are lost", "[*slot_pairs($a), *($pair for $pair in edits if $b)] => [*slot_pairs($a)]",
           "test_a_file_is_a_block_under_its_name", within="preset"),
     fault("fan-in forgets its gain", "$part.gain * $a => $a", "test_fan_in_goes_by_the_inputs",
           within="reset_parameters"),

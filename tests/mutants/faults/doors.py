@@ -10,7 +10,7 @@ FAULTS = (
     fault("door: the test begins where the validation does", "ids[ends[1]:] => ids[ends[0]:]",
           "test_validation_and_test_share_no_token_with_another_part", within="text_parts"),
     fault("door: a model is healed on the text that removals were chosen on",
-          "heal($made, $original, healing, $$a) => heal($made, $original, validation, $$a)",
+          "heal($made, $a, healing, $$b) => heal($made, $a, validation, $$b)",
           "test_the_final_figure_is_measured_on_the_last_tenth", within="simplify_model"),
     fault("door: windows do not depend on the seed",
           "windows.drawn($count, settings.seed, '--sequences') => windows.drawn($count, 0, '--sequences')",

@@ -108,7 +108,7 @@ def _size(name: str, sizes: PresetSizes) -> BlockSize:
         torch.device("meta"),
     ):
         embedding = nn.Embedding(sizes.vocab_size, sizes.width)  # the output head is its transpose
-        layers = nn.ModuleList(blocks.Block(block, n, sizes.depth) for n in range(sizes.depth))
+        layers: Any = nn.ModuleList(blocks.Block(block, n, sizes.depth) for n in range(sizes.depth))
         for layer in layers:
             layer.share(layers[0])
         parts = [embedding, block.position.build(sizes.context, sizes.width), layers]

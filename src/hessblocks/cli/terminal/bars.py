@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,9 @@ from rich.console import Console
 
 from hessblocks.escape import printable
 from hessblocks.progress import Progress
+
+EVERY = 60.0
+"""Seconds between two lines about a stage, off a terminal."""
 
 
 def task_bars(
@@ -38,7 +42,16 @@ class ScreenProgress(Progress):
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
         """Show a bar while the stage runs, or one line at its end: time and last loss."""
         label, start, self._loss = printable(f"{name} {detail}".strip()), time.perf_counter(), ""
-        hidden = not sys.stderr.isatty()
+        hidden, ended = not sys.stderr.isatty(), threading.Event()
+
+        def tell() -> None:
+            while not ended.wait(EVERY):
+                self.note(
+                    f"{label}: {time.perf_counter() - start:.0f} s so far {self._loss}".strip()
+                )
+
+        if hidden:
+            threading.Thread(target=tell, daemon=True).start()
         columns = rich.progress.TimeElapsedColumn(), rich.progress.TimeRemainingColumn()
         self._bars = task_bars(*columns, field="loss", transient=True, disable=hidden)
         try:
@@ -46,6 +59,7 @@ class ScreenProgress(Progress):
                 self._task = self._bars.add_task(label, total=total, loss="")
                 yield
         finally:
+            ended.set()
             if hidden:
                 loss = f", training {self._loss}" if self._loss else ""
                 self.note(f"{label}: {time.perf_counter() - start:.1f} s{loss}")

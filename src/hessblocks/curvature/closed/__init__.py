@@ -6,6 +6,7 @@ from hessblocks.curvature.closed.process_wide import (
     differentiable_checkpoints,
     swap_eager,
 )
+from hessblocks.curvature.closed.softmax import DTYPES, LONG
 from hessblocks.curvature.closed.swap import (
     ClosedForms,
     spell_weight_norms,

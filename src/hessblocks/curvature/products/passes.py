@@ -139,7 +139,8 @@ class SavedTensors(saved_tensors_hooks):
     @property
     def narrowest(self) -> torch.dtype:
         """Narrowest of `dtypes`."""
-        return min(self.dtypes, key=lambda dtype: dtype.itemsize)
+        narrowest: torch.dtype = min(self.dtypes, key=lambda dtype: dtype.itemsize)
+        return narrowest
 
     def _note(self, tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():

@@ -7,6 +7,8 @@ one, the first time.
 H_o z = Jᵀ H_ℓ J z needs no second derivative: u = J z is one forward pass in forward mode, which is
 also the other pass, and Jᵀ one backward pass with the model's own kernels. Where an operation has
 no forward mode, or attention is long, J z comes from a graph of Jᵀ r, as H z does.
+
+Letters: K vectors that are multiplied at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hessblocks.conventions import Part
-from hessblocks.curvature.closed.softmax import DTYPES, LONG
+from hessblocks.curvature.closed import DTYPES, LONG
 from hessblocks.curvature.losses import Batch, Readout
 from hessblocks.curvature.model_state import unwritten
 from hessblocks.curvature.products.forward import plain_attention
@@ -156,4 +158,5 @@ class ForwardMode:
         with torch.no_grad(), plain_attention, forward_ad.dual_level():
             duals = {n: forward_ad.make_dual(parameters[n], z[0]) for n, z in vectors.items()}
             readout, _ = self._problem.forward(self._batch, parameters | duals, twice=False)
-            return forward_ad.unpack_dual(readout.hidden)
+            logits, pushed = forward_ad.unpack_dual(readout.hidden)
+        return logits, pushed

@@ -19,7 +19,7 @@ from hessblocks.curvature.products.derivatives import check_guard
 from hessblocks.curvature.products.graph import BatchGraph, Pulled
 from hessblocks.curvature.products.passes import Unplanned
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.products.single import needs_plan, whole_graphs
+from hessblocks.curvature.products.single import ForwardMode, needs_plan, whole_graphs
 from hessblocks.errors import RunError
 from hessblocks.linalg import unit_of, working_dtype
 
@@ -211,7 +211,12 @@ def _graphs(
 
 
 def _collect(
-    total: Tensor, graph: BatchGraph, vectors: Tensor, block: HessianBlock, *, add: bool
+    total: Tensor,
+    graph: BatchGraph | ForwardMode,
+    vectors: Tensor,
+    block: HessianBlock,
+    *,
+    add: bool,
 ) -> None:
     """Write one microbatch's products into `total`, (parts, K, rows.size), or add them."""
     rows, parts = block.rows, block.parts
@@ -219,6 +224,7 @@ def _collect(
         chunk = slice(start, start + graph.together)
         tensors = block.columns.scatter(vectors[chunk], graph.parameters)
         if list(parts) == ["full"]:
+            assert isinstance(graph, BatchGraph), "forward mode is for the outer product alone"
             into = total[0, chunk]
             views = rows.whole(into, graph.parameters) if len(into) == 1 else {}
             sums = {name: Sum(view[0], fresh=not add) for name, view in views.items()}

@@ -1,0 +1,20 @@
+"""Off a terminal a stage tells that it goes on."""
+
+import time
+
+import pytest
+
+from hessblocks.cli.terminal import bars
+
+
+def test_a_long_stage_says_so_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bars, "EVERY", 0.02)
+    with bars.make_progress().stage("work"):
+        time.sleep(0.2)
+    time.sleep(0.05)
+    *told, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("work: 0.")
+    assert told
+    assert all(line == "work: 0 s so far" for line in told)
