@@ -143,3 +143,17 @@ def test_the_readme_is_read_in_two_minutes() -> None:
     doors = (*(f"{command} model.gguf" for command in models), "compare --presets")
     for command in (*doors, "reproduce fig3a"):
         assert f"`hessblocks {command}" in page
+
+
+def test_the_page_on_the_cache_says_what_was_measured() -> None:
+    page = read("docs/cache.md")
+    figures = json.loads(read("benchmarks/results/cache.json"))["figures"]
+    draws = {name: draw for name, draw in figures.items() if ", 96 tokens, " in name}
+    rows = [row for draw in draws.values() for row in draw["rows"] if row["kind"] == "whole model"]
+    assert len(rows) >= 3 * 16
+    for row in rows:
+        for number, error in (("forecast", "forecast_error"), ("measured", "measured_error")):
+            assert f"{row[number]:.3g} ± {row[error]:.2g}" in page, row
+    for name, draw in draws.items():
+        near = draw["summary"]["whole model"]["within 0.8 to 1.25"]
+        assert re.search(rf"{name.split(',')[0]} {name[-2:]} has {near}\b", page), name
