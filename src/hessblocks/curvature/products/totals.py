@@ -224,7 +224,7 @@ def _collect(
         chunk = slice(start, start + graph.together)
         tensors = block.columns.scatter(vectors[chunk], graph.parameters)
         if list(parts) == ["full"]:
-            assert isinstance(graph, BatchGraph), "forward mode is for the outer product alone"
+            assert not isinstance(graph, ForwardMode), "forward mode is for the outer product alone"
             into = total[0, chunk]
             views = rows.whole(into, graph.parameters) if len(into) == 1 else {}
             sums = {name: Sum(view[0], fresh=not add) for name, view in views.items()}
