@@ -77,6 +77,7 @@ def test_every_command_exists() -> None:
     assert named == known | {"reproduce"}
 
 
+@pytest.mark.filterwarnings("ignore:exact_last_block")
 def test_the_numbers_of_compared_blocks_are_so() -> None:
     groups = {c.name: attention_hessian(**arguments(c)).groups for c in CASES + MORE}
     for name, make in MODELS.items():

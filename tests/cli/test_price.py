@@ -336,7 +336,7 @@ def test_a_quantised_copy_is_billed_against_its_original(
 
     for more, said in (
         (["--against", place / "model"], "has the weights of model itself"),
-        (["--against", copy, "--round", "4"], "prices a quantised copy alone"),
+        (["--against", copy, "--round", "4"], "a quantised copy is priced alone"),
         (["--against", llama(tmp_path / "wide", width=24)], "has weights of other sizes"),
         (["--against", tmp_path / "none"], r"--against: \S+ is no"),
     ):

@@ -18,13 +18,17 @@ WORK = {
     "compare": ("compare", "hessblocks.cli.commands.work.load_corpus", GOES_ON),
     "train": ("train sas", "hessblocks.cli.commands.work.load_corpus", GOES_ON),
     "curvature": ("curvature preset:sas", "hessblocks.inspection.measure_curvature", GOES_ON),
-    "price": ("price model --data . --round 3", "hessblocks.inspection.measure_price", GOES_ON),
+    "price": (
+        "price model --data code.txt --round 3",
+        "hessblocks.inspection.measure_price",
+        GOES_ON,
+    ),
     "quantise": (
-        "quantise model out.gguf --data . --bits 5",
+        "quantise model out.gguf --data code.txt --bits 5",
         "hessblocks.inspection.measure_quantise",
         GOES_ON,
     ),
-    "simplify": ("simplify model --data .", "hessblocks.simplify.simplify_model", GOES_ON),
+    "simplify": ("simplify model --data code.txt", "hessblocks.simplify.simplify_model", GOES_ON),
     "signal": ("signal preset:sas", "hessblocks.inspection.measure_signal", AGAIN),
     "report": ("report runs", "hessblocks.storage.refuse_links", AGAIN),
 }
@@ -52,8 +56,16 @@ def heard() -> Iterator[None]:
 )
 @pytest.mark.parametrize("command", WORK)
 def test_a_signal_ends_the_command_with_a_sentence(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, command: str, number: signal.Signals
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: str,
+    number: signal.Signals,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("model/config.json", "model/model.safetensors", "runs/config.json", "code.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}" if name.endswith("json") else "x = 1\n" * 20_000)
     words, work, expected = WORK[command]
     monkeypatch.setattr(work, lambda *_, **__: signal.raise_signal(number))
     before = [signal.getsignal(one) for one in NUMBERS]
@@ -66,7 +78,7 @@ def test_a_signal_ends_the_command_with_a_sentence(
 def test_every_command_is_here() -> None:
     from hessblocks.cli.app import OWN
 
-    assert WORK.keys() == OWN
+    assert WORK.keys() == OWN.keys()
 
 
 def test_what_torchrun_passes_on_does_not_disturb_the_clean_up(

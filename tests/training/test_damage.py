@@ -107,7 +107,7 @@ def test_a_model_that_cannot_be_saved_leaves_the_one_before(
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
     model = build_model(MODEL, "sas-p", corpus.vocab_size, seed=0)
     with pytest.raises(RunError, match=r"--out: .* cannot be written \(No space left on device\)"):
-        save_model(model, PreTrainedTokenizerFast(tokenizer_object=corpus.tokenizer), run, {})
+        save_model(model, PreTrainedTokenizerFast(tokenizer_object=corpus.tokenizer), run)
     assert before
     assert files(run.model) == before
 

@@ -105,7 +105,10 @@ def saved(source: str) -> str:
 
 def _folder(folder: Path) -> str:
     """Check that a folder has a configuration and weights."""
-    names = {path.name for path in folder.iterdir()}
+    try:
+        names = {path.name for path in folder.iterdir()}
+    except OSError:
+        return ""  # the command tells why it cannot be read
     has_weights = any(name.endswith(".safetensors") for name in names)
     if "adapter_config.json" in names or ("config.json" in names and has_weights):
         return ""
@@ -200,7 +203,10 @@ def out(folder: Path) -> str:
 
 def folders(paths: Sequence[Path]) -> str:
     """Check that each path is a folder with files."""
-    empty = next((path for path in paths if not (path.is_dir() and any(path.iterdir()))), None)
+    try:
+        empty = next((p for p in paths if not (p.is_dir() and any(p.iterdir()))), None)
+    except OSError:
+        return ""  # the command tells why it cannot be read
     expected = "expected a folder that a command wrote with --out"
     return f"{empty} has no config.json; {expected}" if empty else ""
 

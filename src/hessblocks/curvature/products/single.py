@@ -36,7 +36,7 @@ from hessblocks.curvature.products.passes import (
 )
 from hessblocks.curvature.products.repeatability import check_same
 from hessblocks.curvature.witness import check_bypass, walk_graph
-from hessblocks.errors import out_of_memory
+from hessblocks.errors import RunError, out_of_memory
 from hessblocks.linalg import default_limit
 
 
@@ -118,10 +118,13 @@ class ForwardMode:
         self._problem, self._batch, self._names, self._plan = problem, batch, names, plan
         parameters = problem.parameters
         self.parameters = {name: parameters[name].requires_grad_() for name in names}
-        with torch.enable_grad():
-            self.readout, self._loss = problem.forward(
-                batch, parameters | self.parameters, twice=False
-            )
+        try:
+            with torch.enable_grad():
+                self.readout, self._loss = problem.forward(
+                    batch, parameters | self.parameters, twice=False
+                )
+        except RunError as error:  # kernels of a forward pass alone may lack the dtype: the
+            raise Unplanned from error  # plan's operations are others, or it tells what failed
 
     def split(
         self,
