@@ -106,13 +106,13 @@ def test_mixing_in_one_kernel_has_the_derivatives_of_mixing_in_chunks(
     allowed = torch.tensor([[True] * 5 + [False] * 2] * 2) if padded else None
     given = [
         torch.randn(shape).double().requires_grad_()
-        for shape in ((2, HEADS, 7, 4), (2, HEADS, 7, 4), (3, HEADS, 1, 1))
+        for shape in (*[(2, HEADS, 7, 4)] * 3, (3, HEADS, 1, 1))
     ]
     along, cotangent = [torch.randn_like(t) for t in given], torch.randn(2, HEADS, 7, 4).double()
 
     def derivatives() -> list[Tensor]:
-        attended, values, gains = given
-        mixed = mix_causally(attended, values, values, gains, Counting.of(values, allowed))
+        attended, values, cached, gains = given
+        mixed = mix_causally(attended, values, cached, gains, Counting.of(values, allowed))
         first = torch.autograd.grad(mixed.tanh(), given, cotangent, create_graph=True)
         return [mixed, *first, *torch.autograd.grad(first, given, along)]
 

@@ -501,11 +501,11 @@ def price(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
     found = checked_changes(problem, changes)
+    named = {change.name: change for change in found}
     if activations_of(found):
         if form not in (None, "diagonal"):
             raise ArgumentError("form: of rounded activations only the diagonal is computed")
         draws, sizes = draw_activations(problem, found, samples=samples, seed=seed)
-        named = {change.name: change for change in found}
         return Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
     if form is None:
         form = "diagonal" if all(change.format for change in found) else "mixture"
@@ -525,7 +525,6 @@ def price(
     parameters = problem.whole_parameters
     sizes = tuple(change.relative_size(parameters) for change in found)
     draws = draw(problem, found, samples=samples, seed=seed)
-    named = {change.name: change for change in found}
     bill = Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
     return bill.with_secants()
 

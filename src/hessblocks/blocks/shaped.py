@@ -109,14 +109,15 @@ def mix_causally(
         The mixed values, in the shape of `values`.
     """
     x_BTD, (alpha, beta, gamma) = _flat(values), _wide(gains, values)
+    mixed_BTD = x_BTD if cached is values else _flat(cached)
     if in_one_kernel(values):  # γ goes into the sum, so that the backward pass needs no sums
         wide = torch.promote_types(x_BTD.dtype, torch.float32)
-        weighted = x_BTD if counting.allowed is None else x_BTD * counting.allowed
+        weighted = mixed_BTD if counting.allowed is None else mixed_BTD * counting.allowed
         means = (gamma * weighted).cumsum(dim=1, dtype=wide) / counting.counts
         mixed = alpha * x_BTD + beta * _flat(attended) - means
         return _heads(mixed.to(x_BTD.dtype), values)
     shaped = torch.addcmul(alpha * x_BTD, beta, _flat(attended))
-    sums = _sums(x_BTD if cached is values else _flat(cached), counting)
+    sums = _sums(mixed_BTD, counting)
     shaped = torch.addcmul(shaped, gamma / counting.counts, sums, value=-1).to(shaped.dtype)
     return _heads(shaped, values)
 
