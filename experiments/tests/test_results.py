@@ -39,7 +39,9 @@ def test_every_command_of_the_quickstart_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))
-    write(tiny_llama(), tmp_path / "model.gguf")
+    model = tiny_llama()
+    model.config.max_position_embeddings = 2048
+    write(model, tmp_path / "model.gguf")
     (tmp_path / "text.txt").write_text("abc and so on, with other words. " * 9000, "utf-8")
     commands = quickstart()
     assert len(commands) == 6
