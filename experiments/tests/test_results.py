@@ -34,6 +34,7 @@ def quickstart() -> list[list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:--vocab-size")  # the text has few words, as the model has
 def test_every_command_of_the_quickstart_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
