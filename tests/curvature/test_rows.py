@@ -335,3 +335,19 @@ def test_rows_that_do_not_depend_on_each_other_may_be_cut(
     cut = product(model, data)
     monkeypatch.setattr(passes, "FULL_CPU_WORK", 1 << 36)
     assert torch.allclose(cut, product(model, data))
+
+
+def test_a_product_alone_of_a_model_that_mixes_rows_is_that_of_the_whole_batch() -> None:
+    model, (x, labels) = stir(Centred()), points(5)
+    operator = hb.Hessian(hb.Problem(model, [(x, labels)], "classification"))
+    weights = dict(model.named_parameters())
+    flat = torch.cat([p.detach().flatten() for p in weights.values()])
+
+    def loss(vector: Tensor) -> Tensor:
+        pieces = vector.split([p.numel() for p in weights.values()])
+        named = {n: v.view_as(p) for (n, p), v in zip(weights.items(), pieces, strict=True)}
+        return F.cross_entropy(torch.func.functional_call(model, named, (x,)), labels)
+
+    dense = torch.autograd.functional.hessian(loss, flat)
+    along = torch.ones(len(flat)).double()
+    torch.testing.assert_close(operator @ along, dense @ along, rtol=1e-10, atol=1e-12)
