@@ -25,7 +25,7 @@ from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.figures import read_figure
 from hessblocks.storage import read_object, write_json, write_text
 from hessblocks_studies import find, names
-from hessblocks_studies.catalogue import FINISHED, FINISHED_AT
+from hessblocks_studies.catalogue import FINISHED, REPLACED
 from hessblocks_studies.gallery import (
     StudySection,
     load_section,
@@ -35,7 +35,7 @@ from hessblocks_studies.gallery import (
 )
 
 DOCS = Path(__file__).parent
-OF_EDITED_CODE = ("ladder", "simplify-pretrained")
+OF_EDITED_CODE = ("simplify-pretrained",)
 """Studies measured before results needed a commit; their pages say so."""
 PICTURES = "results"
 PLANS = DOCS / PICTURES / "plans"
@@ -201,7 +201,8 @@ def item(folder: Path, name: str, summary: Mapping[str, Any], *, old: bool) -> s
     """One study of the index: its picture, its finding, its verdicts."""
     verdicts = {check["holds"] for check in summary["checks"]}
     told = "superseded" if old else next(words for key, words in TOLD if key in verdicts)
-    told = f"finished; {told}" if name in FINISHED else told
+    if name in FINISHED:
+        told = f"{'replaced' if name in REPLACED else 'finished'}; {told}"
     place, picture = f"{PICTURES}/{name}.md", f"{PICTURES}/{name}-small.png"
     shown = f"[![{name}]({picture})]({place}) " if (folder / f"{name}-small.png").exists() else ""
     return f"- {shown}[{name}]({place}): {FINDINGS[name]} *{summary['source']}; {told}.*"
@@ -225,11 +226,14 @@ SUPERSEDED = (
 
 
 def finished(name: str) -> str:
-    """The sentence at the top of a finished study's page."""
+    """The sentence at the top of a finished or replaced study's page."""
+    why = "**Finished**: this study has its verdict"
+    if name in REPLACED:
+        why = f"**Replaced**: {REPLACED[name]}; what is said below was measured all the same"
     plan = next(path for path in PLANS.glob("*.md") if f"\n## {name}\n" in path.read_text("utf-8"))
     return (
-        "**Finished**: this study has its verdict, and its code is no longer in the current version. "
-        f"`git checkout {FINISHED_AT}` in a clone brings it back, and the command below then measures it again; "
+        f"{why}, and its code is no longer in the current version. "
+        f"`git checkout {FINISHED[name]}` in a clone brings it back, and the command below then measures it again; "
         f"[plan](plans/{plan.name}#{name})."
     )
 

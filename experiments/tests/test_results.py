@@ -17,7 +17,7 @@ from matplotlib.image import imread
 from hessblocks import drawing
 from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks_studies.catalogue import FINISHED, FINISHED_AT, names
+from hessblocks_studies.catalogue import FINISHED, REPLACED, names
 from hessblocks_studies.engine import POINTS
 from hessblocks_studies.gallery import VERDICTS
 from hessblocks_studies.runner import run_studies
@@ -289,12 +289,15 @@ def test_pages_of_finished_studies_stay_as_they_are(
     for name in FINISHED:
         page = (tmp_path / "docs" / "results" / f"{name}.md").read_text("utf-8")
         assert page == (DOCS / "results" / f"{name}.md").read_text("utf-8")
-        assert f"`git checkout {FINISHED_AT}`" in page
-        assert f"hessblocks reproduce {name} " in page
-        assert re.search(rf"\[{name}\]\(results/{name}\.md\): .*; finished; ", index)
+        assert f"`git checkout {FINISHED[name]}`" in page
+        assert f"hessblocks reproduce {FORMER.get(name, name)} " in page
+        kind = "replaced" if name in REPLACED else "finished"
+        assert re.search(rf"\[{name}\]\(results/{name}\.md\): .*; {kind}; ", index)
         assert (DOCS / "results" / "stores" / name).is_dir()
 
 
+FORMER = {"ladder-first": "ladder"}
+"""Finished study → its name at the commit with its code."""
 STORES = sorted({path.name for path in (DOCS / "results" / "stores").iterdir()} - {*FINISHED})
 
 
@@ -328,32 +331,13 @@ def test_results_are_those_of_the_committed_points(
     assert found["tables"] == told["tables"]
 
 
-@pytest.mark.usefixtures("blank")
-def test_a_point_moved_to_another_device_voids_its_differences(tmp_path: Path) -> None:
-    shutil.copytree(DOCS / "results" / "stores" / "ladder", tmp_path / "ladder")
-    store = tmp_path / "ladder" / POINTS
-    lines = store.read_text(encoding="utf-8").splitlines()
-    place = next(i for i, line in enumerate(lines) if '"variant":"sas (width 64)"' in line)
-    assert '"device":"cuda"' in lines[place]
-    lines[place] = lines[place].replace('"device":"cuda"', '"device":"cpu"')
-    store.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    asked = {"command": "reproduce", "studies": {"ladder": {"scale": "laptop", "seeds": None}}}
-    (tmp_path / "config.json").write_text(json.dumps(asked))
-    assert main(["report", str(tmp_path)]) == 0
-    checks = json.loads((tmp_path / "ladder" / "summary.json").read_text("utf-8"))["checks"]
-    told = json.loads((DOCS / "results" / "ladder.json").read_text(encoding="utf-8"))["checks"]
-    assert checks != told
-    fact = "sas matches pre-ln, zero queries, widths: width 64"
-    (check,) = (check for check in checks if check["fact"] == fact)
-    assert check["holds"] is None
-    assert "differ in device (cpu, cuda)" in check["ours"]
-
-
 def test_results_of_edited_code_are_refused(make_results: ModuleType) -> None:
     def section(name: str, commit: str | None) -> SimpleNamespace:
         return SimpleNamespace(name=name, environment={"commit": commit})
 
-    make_results.check_commits([section("fig3a", "0123abc"), section("ladder", "0123abc-dirty")])
+    make_results.check_commits(
+        [section("fig3a", "0123abc"), section("simplify-pretrained", "0123abc-dirty")]
+    )
     for commit in ("0123abc-dirty", None):
         with pytest.raises(ArgumentError, match="fig3a was measured by code that is in no commit"):
             make_results.check_commits([section("fig3a", commit)])
