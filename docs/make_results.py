@@ -35,8 +35,6 @@ from hessblocks_studies.gallery import (
 )
 
 DOCS = Path(__file__).parent
-OF_EDITED_CODE = ("simplify-pretrained",)
-"""Studies measured before results needed a commit; their pages say so."""
 PICTURES = "results"
 PLANS = DOCS / PICTURES / "plans"
 """Rules of finished studies."""
@@ -136,7 +134,7 @@ def check_commits(sections: Iterable[StudySection]) -> None:
     """
     for section in sections:
         commit = section.environment.get("commit")
-        if section.name not in OF_EDITED_CODE and (not commit or commit.endswith("-dirty")):
+        if not commit or commit.endswith("-dirty"):
             raise ArgumentError(
                 f"RUNS: {section.name} was measured by code that is in no commit "
                 f"({commit or 'no checkout'}); commit first, then measure it anew."

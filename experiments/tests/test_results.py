@@ -9,6 +9,7 @@ import shutil
 import sys
 import warnings
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -335,9 +336,7 @@ def test_results_of_edited_code_are_refused(make_results: ModuleType) -> None:
     def section(name: str, commit: str | None) -> SimpleNamespace:
         return SimpleNamespace(name=name, environment={"commit": commit})
 
-    make_results.check_commits(
-        [section("fig3a", "0123abc"), section("simplify-pretrained", "0123abc-dirty")]
-    )
+    make_results.check_commits([section("fig3a", "0123abc")])
     for commit in ("0123abc-dirty", None):
         with pytest.raises(ArgumentError, match="fig3a was measured by code that is in no commit"):
             make_results.check_commits([section("fig3a", commit)])
@@ -347,3 +346,32 @@ def test_evenness_on_the_page_is_that_of_its_file() -> None:
     told = json.loads((DOCS / "results" / "evenness.json").read_text(encoding="utf-8"))
     page = (DOCS / "findings.md").read_text(encoding="utf-8")
     assert script("measure_evenness").table(told) in page
+
+
+@pytest.mark.parametrize("healing", [0, 30])
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("plan", "the plan"),
+        ("similar states", "layers of similar states (ShortGPT)"),
+        ("random", "random layers or MLP units"),
+        ("last layers", "last layers"),
+        ("magnitude", "MLP units of small weights"),
+        (
+            "units by activation",
+            "equal shares of MLP units by activation, refitted (no baseline)",
+        ),
+    ],
+)
+def test_the_page_of_simplify_has_the_measured_costs(rule: str, words: str, healing: int) -> None:
+    told = json.loads((DOCS / "results" / "simplify-pretrained.json").read_text(encoding="utf-8"))
+    kl = [
+        row
+        for row in told["tables"]["together"]
+        if (row["rule"], row["quantity"], row["healing"]) == (rule, "KL", healing)
+    ]
+    means = (
+        fmean(row["value"] for row in kl if row["layers"] == layers) for layers in (2, 4, 6, 10)
+    )
+    page = (DOCS / "simplify.md").read_text(encoding="utf-8").replace("**", "")
+    assert f"| {words} | {' | '.join(f'{one:.2g}' for one in means)} |" in page

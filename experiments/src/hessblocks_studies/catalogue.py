@@ -19,11 +19,13 @@ FINISHED = {
         "226388b5",
     ),
     "ladder-first": "eaf1929c",
+    "simplify-pretrained": "52fce62e",
 }
 """Study that has its verdict, or was replaced → the last commit with its code; docs/results keeps
 its page, store and plan."""
 REPLACED = {
     "ladder-first": "its starts and rates favoured SAS; `ladder` asks its question anew, fairly",
+    "simplify-pretrained": "the plan that it judges is a search, which one pass of refits replaced",
 }
 """Finished study that another replaced → why, as a sentence."""
 
