@@ -107,18 +107,29 @@ def main(runs: Path, target: Path = DOCS) -> None:
 
 
 def undecided(folder: Path) -> str:
-    """Count undecided facts of living studies, all those of superseded ones; name the worst."""
+    """Count undecided facts of living studies, and of all; name the living ones with most.
+
+    Living is a study whose code is in the current version. All facts of a superseded page count as
+    undecided.
+    """
     told = {name: read_object(folder / f"{name}.json")["checks"] for name in there(folder)}
-    living = {name: checks for name, checks in told.items() if name not in FINISHED}
-    old = {name for name in living if SUPERSEDED in (folder / f"{name}.md").read_text("utf-8")}
+    sizes = {name: len(checks) for name, checks in told.items()}
+    old = {name for name in told if SUPERSEDED in (folder / f"{name}.md").read_text("utf-8")}
     counts = {
-        name: len(checks) if name in old else sum(check["holds"] is None for check in checks)
-        for name, checks in living.items()
+        name: sizes[name] if name in old else sum(check["holds"] is None for check in checks)
+        for name, checks in told.items()
     }
-    facts, most = sum(map(len, living.values())), sorted(counts, key=lambda name: -counts[name])
-    share = sum(counts.values()) / max(facts, 1)
-    named = ", ".join(f"{name} {counts[name]} of {len(living[name])}" for name in most[:5])
-    return f"undecided: {sum(counts.values())} of {facts} facts, {share:.0%}; most in {named}"
+    living = [name for name in told if name not in FINISHED]
+    shares = []
+    for group in (living, told):
+        count, facts = (sum(each[name] for name in group) for each in (counts, sizes))
+        shares.append(f"{count} of {facts} ({count / max(facts, 1):.1%})")
+    most = sorted(living, key=lambda name: -counts[name])[:5]
+    named = ", ".join(f"{name} {counts[name]} of {sizes[name]}" for name in most)
+    return (
+        f"Undecided facts: {shares[0]} of living studies, whose code is in this version; {shares[1]} "
+        f"with finished and replaced ones. Most in {named}."
+    )
 
 
 def there(folder: Path) -> list[str]:
@@ -189,6 +200,7 @@ def write_index(target: Path, shown: Mapping[str, StudySection]) -> None:
         lines[group].append(item(folder, name, summary, old=old))
     parts = [
         HEAD,
+        undecided(folder) + "\n",
         missing(shown.values(), there(folder)),
         *("\n".join([f"## {group}", "", *own, ""]) for group, own in lines.items() if own),
     ]

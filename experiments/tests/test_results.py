@@ -173,6 +173,25 @@ def test_the_finding_of_a_study_is_a_sentence_without_numbers(make_results: Modu
         assert not re.search(r"\d(?!\d)", finding.replace("width 64", "").replace("width 256", ""))
 
 
+def test_the_share_of_undecided_facts_is_counted_and_told(
+    tmp_path: Path, make_results: ModuleType
+) -> None:
+    """Of living studies, and of all; a fact that is no longer decided changes both."""
+    said = make_results.undecided(DOCS / "results")
+    assert f"\n{said}\n" in (DOCS / "results.md").read_text("utf-8")
+    folder = tmp_path / "results"
+    shutil.copytree(DOCS / "results", folder, ignore=shutil.ignore_patterns("*.png", "stores"))
+    counts = [int(count) for count in re.findall(r"(\d+) of \d+ \(", said)]
+    for name, more in (("mlp", [1, 1]), ("trial", [0, 1])):
+        told = json.loads((folder / f"{name}.json").read_text("utf-8"))
+        check = next(check for check in told["checks"] if check["holds"])
+        check["holds"] = None
+        (folder / f"{name}.json").write_text(json.dumps(told))
+        now = [int(c) for c in re.findall(r"(\d+) of \d+ \(", make_results.undecided(folder))]
+        assert [b - a for a, b in zip(counts, now, strict=True)] == more
+        counts = now
+
+
 def test_no_results_without_studies(tmp_path: Path, make_results: ModuleType) -> None:
     with pytest.raises(ArgumentError, match=r"RUNS: .* holds no study"):
         make_results.main(tmp_path, tmp_path)
