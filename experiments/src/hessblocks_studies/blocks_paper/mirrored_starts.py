@@ -6,6 +6,7 @@ Letters: D width, M half of the hidden width.
 import functools
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -68,9 +69,8 @@ def maps(start: str, width: int, half: int) -> tuple[Float[Tensor, "M D"], Float
 @torch.no_grad()
 def mirror(start: str, trainer: RunTrainer) -> None:
     """Set every MLP to [B, -B] ReLU([A; -A] x) = BA x, which looks linear."""
-    model: nn.Module = trainer.model
     torch.manual_seed(trainer.args.seed)
-    for name, module in model.named_modules():
+    for name, module in cast(nn.Module, trainer.model).named_modules():
         if name.endswith("mlp"):
             inner, outer = module.input.weight, module.output.weight
             first, second = maps(start, inner.shape[1], inner.shape[0] // 2)
