@@ -11,14 +11,4 @@ from hessblocks.export.gguf_file import (
     write_gguf,
 )
 
-__all__ = [
-    "FOLDERS",
-    "GgufHeader",
-    "gguf_tensors",
-    "header_of",
-    "read_gguf",
-    "stored_tensors",
-    "to_gguf",
-    "write_folder",
-    "write_gguf",
-]
+__all__ = ["GgufHeader", "to_gguf", "write_folder", "write_gguf"]
