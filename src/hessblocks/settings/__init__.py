@@ -21,7 +21,6 @@ from hessblocks.settings.field_marks import (
     words,
 )
 from hessblocks.settings.inspected import CurvatureInspection, InspectionSettings, SignalInspection
-from hessblocks.settings.optimisation import TrainingSettings, TunedSettings
 from hessblocks.settings.pretrained import (
     BUDGETS,
     PricingSettings,
@@ -41,6 +40,8 @@ from hessblocks.settings.run_settings import (
     PresetSizes,
     RunSettings,
     SharedSettings,
+    TrainingSettings,
+    TunedSettings,
     check_place,
     chooses,
     heads_refusal,

@@ -44,16 +44,6 @@ from hessblocks.storage.folder_results import (
     read_tuning,
     write_tuning,
 )
-from hessblocks.storage.lines import (
-    JsonLine,
-    Metric,
-    Observation,
-    append_line,
-    fault_in_finished_lines,
-    fault_in_lines,
-    read_finished_lines,
-    read_lines,
-)
 from hessblocks.storage.locks import held
 from hessblocks.storage.manifest import (
     CARD,
@@ -79,11 +69,19 @@ from hessblocks.storage.tables import (
     NORM,
     STAGES,
     STEPS,
+    JsonLine,
+    Metric,
+    Observation,
     ResultRow,
     Row,
     Scalar,
     SignalRow,
+    append_line,
+    fault_in_finished_lines,
+    fault_in_lines,
     is_trained,
+    read_finished_lines,
+    read_lines,
     read_results,
     read_signal,
     step_of,

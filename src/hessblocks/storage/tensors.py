@@ -43,13 +43,18 @@ def read_tensors(path: Path, run: str) -> NamedTensors:
         RunError: the file is damaged, or of another run.
     """
     try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if file.metadata() == {"of": _tag(run, tensors)}:
-                return tensors
+        tensors, metadata = opened(path)
+        if metadata == {"of": _tag(run, tensors)}:
+            return tensors
     except (SafetensorError, OSError):
         pass
     raise RunError(f"{path}: damaged, or of another run; remove it and run the same command again.")
+
+
+def opened(path: Path) -> tuple[NamedTensors, dict[str, str]]:
+    """Read the tensors of a safetensors file by name, and its metadata."""
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def _tag(run: str, tensors: NamedTensors) -> str:

@@ -18,8 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from hessblocks.settings import RunSettings
-from hessblocks.training.optimisers import averages
 from hessblocks.training.preparation import model_without_weights
+from hessblocks.training.trainer import layer_matrices
+
+AVERAGES = {"adamw": 2, "sgd": 1, "muon": 2}
+"""Moving averages that an optimiser keeps of each parameter; muon one of the layers' matrices."""
 
 
 def working_seconds(device: str) -> float:
@@ -109,8 +112,12 @@ def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int
     with eager("force_eager"):
         peak = peak_bytes(step, [*model.parameters(), *model.buffers()])
     model.zero_grad(set_to_none=True)
-    states = averages(model, settings.training.optimiser)
-    return peak + sum(count * p.numel() * p.element_size() for count, p in states)
+    optimiser, trained = (
+        settings.training.optimiser,
+        [p for p in model.parameters() if p.requires_grad],
+    )
+    peak += AVERAGES[optimiser] * sum(p.nbytes for p in trained)
+    return peak - (sum(p.nbytes for p in layer_matrices(model)) if optimiser == "muon" else 0)
 
 
 def peak_bytes(run: Callable[[], None], tensors: Sequence[Shaped[Tensor, "..."]]) -> int:
