@@ -13,7 +13,7 @@ from cyclopts import Argument
 
 from hessblocks.cli import main
 from hessblocks.cli.app import app
-from hessblocks.settings.inspected import CurvatureInspection, SignalInspection
+from hessblocks.settings.pretrained import CurvatureInspection, SignalInspection
 from hessblocks.settings.run_settings import (
     ComparisonSettings,
     CurvatureSettings,

@@ -17,8 +17,8 @@ from hessblocks.progress import Progress
 from hessblocks.storage.tables import read_results
 from hessblocks.training import preparation
 from hessblocks.training.comparison import compare
-from hessblocks.training.cost import update_flops
 from hessblocks.training.preparation import build_model
+from hessblocks.training.recorder import update_flops
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, numbers, unsealed
 
 UNMAPPED = replace(COMPARISON, curvature=None)

@@ -20,11 +20,13 @@ from hessblocks.settings.field_marks import (
     prefix,
     words,
 )
-from hessblocks.settings.inspected import CurvatureInspection, InspectionSettings, SignalInspection
 from hessblocks.settings.pretrained import (
     BUDGETS,
+    CurvatureInspection,
+    InspectionSettings,
     PricingSettings,
     QuantisingSettings,
+    SignalInspection,
     SimplifySettings,
 )
 from hessblocks.settings.run_settings import (

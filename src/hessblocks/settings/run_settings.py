@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.settings import field_marks
-from hessblocks.settings.field_marks import NoOption, Range, at_least, check_ranges
+from hessblocks.settings import field_marks as marks
 
 OPTIMISERS = ("adamw", "sgd", "muon")
 RATES = {"adamw": 1e-3, "sgd": 0.3, "muon": 3e-3}
@@ -22,9 +21,10 @@ DECAYS = {"adamw": 0.1, "sgd": 0.0, "muon": 0.1}
 Muon. For SGD it is added to the gradient, where 0.1 would outweigh a clipped gradient."""
 MOMENTA = {"sgd": 0.9}
 """Default momentum of each optimiser that has momentum."""
-SHARE = field_marks.Range(lambda value: 0 <= value <= 1, "a share from 0 to 1")
-BELOW_1 = field_marks.Range(lambda value: 0 <= value < 1, "0 or more, below 1")
-NOT_NEGATIVE = field_marks.Range(lambda value: 0 <= value < math.inf, "0 or more")
+SHARE = marks.Range(lambda value: 0 <= value <= 1, "a share from 0 to 1")
+BELOW_1 = marks.Range(lambda value: 0 <= value < 1, "0 or more, below 1")
+ABOVE_0 = marks.above_0("a number")
+NOT_NEGATIVE = marks.Range(lambda value: 0 <= value < math.inf, "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,50 +36,48 @@ class TrainingSettings:
     Source: He & Hofmann (2024), appendix, CodeParrot settings, for AdamW with linear decay.
     """
 
-    steps: Annotated[int, field_marks.at_least(1)] = 400
+    steps: Annotated[int, marks.at_least(1)] = 400
     """Optimiser updates."""
-    batch_size: Annotated[int, field_marks.at_least(1)] = 8
+    batch_size: Annotated[int, marks.at_least(1)] = 8
     """Sequences per update, over all devices and accumulated passes."""
-    learning_rate: Annotated[
-        float, field_marks.ByOptimiser(RATES), field_marks.above_0("a number")
-    ] = RATES["adamw"]
+    learning_rate: Annotated[float, marks.ByOptimiser(RATES), ABOVE_0] = RATES["adamw"]
     """Peak learning rate."""
-    optimiser: Annotated[str, field_marks.OneOf(OPTIMISERS)] = "adamw"
+    optimiser: Annotated[str, marks.OneOf(OPTIMISERS)] = "adamw"
     """adamw, sgd (with momentum), or muon (for the layers' matrices; adamw for the rest)."""
-    momentum: Annotated[float, field_marks.ByOptimiser(MOMENTA), BELOW_1] = MOMENTA["sgd"]
+    momentum: Annotated[float, marks.ByOptimiser(MOMENTA), BELOW_1] = MOMENTA["sgd"]
     """Momentum of sgd."""
-    rates: Annotated[str, field_marks.OneOf(("same", "width"))] = "same"
+    rates: Annotated[str, marks.OneOf(("same", "width"))] = "same"
     """Learning rate of the layers' matrices: same, or width (times base width / width)."""
-    base_width: Annotated[int, field_marks.at_least(1)] = 64
+    base_width: Annotated[int, marks.at_least(1)] = 64
     """Width at which the factor of --rates width is 1."""
-    schedule: Annotated[str, field_marks.OneOf(("linear", "cosine"))] = "linear"
+    schedule: Annotated[str, marks.OneOf(("linear", "cosine"))] = "linear"
     """Decay of the learning rate to 0 after the warm-up: linear or cosine."""
     warmup: Annotated[float, SHARE] = 0.05
     """Share of the steps in which the learning rate rises from 0 to its peak."""
-    weight_decay: Annotated[float, field_marks.ByOptimiser(DECAYS), NOT_NEGATIVE] = DECAYS["adamw"]
+    weight_decay: Annotated[float, marks.ByOptimiser(DECAYS), NOT_NEGATIVE] = DECAYS["adamw"]
     """Weight decay of matrices and embeddings."""
-    betas: Annotated[tuple[float, float], field_marks.NoOption()] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], marks.NoOption()] = (0.9, 0.999)
     """AdamW's decay rates for the averages of the gradient and its square."""
-    clip: Annotated[float, field_marks.NoOption(), field_marks.above_0("a number")] = 1.0
+    clip: Annotated[float, marks.NoOption(), ABOVE_0] = 1.0
     """Norm at which gradients are clipped."""
     bf16: bool = False
     """Matrix products in bfloat16; weights and optimiser stay in float32."""
     compile: bool = False
     """Compile each layer with torch.compile; meant for CUDA, on a CPU steps take longer."""
-    accumulate: Annotated[int, field_marks.at_least(1)] = 1
+    accumulate: Annotated[int, marks.at_least(1)] = 1
     """Passes into which a device splits its part of an update (gradient accumulation)."""
-    log_every: Annotated[int, field_marks.at_least(1), field_marks.NoOption()] = 10
+    log_every: Annotated[int, marks.at_least(1), marks.NoOption()] = 10
     """Steps over which each recorded training loss is averaged."""
-    evaluate_every: Annotated[int, field_marks.at_least(1)] = 50
+    evaluate_every: Annotated[int, marks.at_least(1)] = 50
     """Steps between validation losses."""
-    evaluation_sequences: Annotated[int, field_marks.at_least(1), field_marks.NoOption()] = 64
+    evaluation_sequences: Annotated[int, marks.at_least(1), marks.NoOption()] = 64
     """Held-out windows of each validation loss, spread evenly over the split."""
-    checkpoint_every: Annotated[int, field_marks.at_least(1)] = 100
+    checkpoint_every: Annotated[int, marks.at_least(1)] = 100
     """Steps between checkpoints."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        field_marks.check_ranges(self)
+        marks.check_ranges(self)
         self.sequences_each()
         if self.rates == "width" and self.optimiser == "sgd":
             raise ArgumentError(
@@ -174,7 +172,7 @@ class TunedSettings(TrainingSettings):
         )
 
 
-NEVER = Range(lambda value: value >= 0, "a number of steps, or 0 for never")
+NEVER = marks.Range(lambda value: value >= 0, "a number of steps, or 0 for never")
 ROLES = ("query", "key", "value")
 
 
@@ -183,18 +181,18 @@ class CurvatureSettings:
     """Held-out batch and probes for curvature and signal."""
 
     option_prefix: ClassVar[str] = "curvature_"
-    sequences: Annotated[int, at_least(1)] = 8
+    sequences: Annotated[int, marks.at_least(1)] = 8
     """Number of held-out sequences for curvature."""
-    tokens: Annotated[int, at_least(2)] = 32
+    tokens: Annotated[int, marks.at_least(2)] = 32
     """Tokens per sequence, 2 or more."""
-    probes: Annotated[int, at_least(4)] = 8
+    probes: Annotated[int, marks.at_least(4)] = 8
     """Random vectors per parameter group, 4 or more."""
-    seed: Annotated[int, NoOption()] = 0
+    seed: Annotated[int, marks.NoOption()] = 0
     """Seed of the windows and probes, the same for every preset and seed of a comparison."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        check_ranges(self)
+        marks.check_ranges(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +215,7 @@ class ObservationSettings:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        check_ranges(self)
+        marks.check_ranges(self)
         if self.curvature_groups != ROLES and not self.curvature_every:
             raise ArgumentError(
                 "--curvature-groups: has no effect without --curvature-every; give both or neither."
@@ -258,7 +256,7 @@ STARTS = ("scaled", "fixed")
 
 SMALLEST_VOCABULARY = 257
 """Smallest size of a vocabulary that is learnt: 256 bytes and the end of text."""
-VOCABULARY = Range(
+VOCABULARY = marks.Range(
     lambda value: value >= SMALLEST_VOCABULARY,
     f"at least {SMALLEST_VOCABULARY} (256 bytes and the end of text)",
 )
@@ -294,7 +292,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        check_ranges(self)
+        marks.check_ranges(self)
 
 
 def heads_refusal(width: int, heads: int) -> str:
@@ -311,22 +309,22 @@ def heads_refusal(width: int, heads: int) -> str:
 class BlockSizes:
     """Sizes of the layers."""
 
-    depth: Annotated[int, field_marks.at_least(1)] = 4
+    depth: Annotated[int, marks.at_least(1)] = 4
     """Number of layers."""
-    width: Annotated[int, field_marks.at_least(1)] = 128
+    width: Annotated[int, marks.at_least(1)] = 128
     """Model width: entries of a token's hidden state."""
-    heads: Annotated[int, field_marks.at_least(1)] = 4
+    heads: Annotated[int, marks.at_least(1)] = 4
     """Number of attention heads; must divide the width."""
-    mlp_width: Annotated[int | None, field_marks.at_least(1)] = None
+    mlp_width: Annotated[int | None, marks.at_least(1)] = None
     """Hidden width of the MLP; by default 4 times the width."""
     position: str | None = None
     """Position encoding: learned, sinusoidal, rotary or no; by default the block's own."""
-    slots: Annotated[tuple[str, ...], field_marks.Repeated("set")] = ()
+    slots: Annotated[tuple[str, ...], marks.Repeated("set")] = ()
     """Field of the block to set, such as attention.query.init=zeros; can be repeated."""
 
     def __post_init__(self) -> None:
         """Check ranges; make the slots a tuple, so that the settings can be a key."""
-        field_marks.check_ranges(self)
+        marks.check_ranges(self)
         object.__setattr__(self, "slots", tuple(self.slots))
 
     def check_heads(self, blocks: Sequence[str]) -> None:
@@ -344,13 +342,13 @@ class BlockSizes:
 class ModelSettings(BlockSizes):
     """Sizes of the model, the same for every preset of a comparison."""
 
-    context: Annotated[int, field_marks.at_least(2)] = 128
+    context: Annotated[int, marks.at_least(2)] = 128
     """Tokens per sequence, 2 or more."""
-    start: Annotated[str, field_marks.OneOf(STARTS)] = "scaled"
+    start: Annotated[str, marks.OneOf(STARTS)] = "scaled"
     """Initialisation: scaled by the widths, or fixed (standard deviation 0.02, as in GPT-2)."""
-    blocks: Annotated[tuple[tuple[str, str], ...], field_marks.NoOption()] = ()
+    blocks: Annotated[tuple[tuple[str, str], ...], marks.NoOption()] = ()
     """Blocks of the user: pairs of name and block as JSON."""
-    embedding_std: Annotated[float | None, field_marks.above_0("a number")] = None
+    embedding_std: Annotated[float | None, ABOVE_0] = None
     """Standard deviation of initial embeddings; by default the block's own."""
 
 
@@ -358,9 +356,9 @@ class ModelSettings(BlockSizes):
 class PresetSizes(BlockSizes):
     """Sizes for counting parameters and operations."""
 
-    context: Annotated[int, field_marks.at_least(2)] = 128
+    context: Annotated[int, marks.at_least(2)] = 128
     """Tokens per sequence, 2 or more."""
-    vocab_size: Annotated[int, field_marks.at_least(1)] = 4096
+    vocab_size: Annotated[int, marks.at_least(1)] = 4096
     """Size of the vocabulary."""
 
 
@@ -378,12 +376,12 @@ class SharedSettings:
     """Measurements during training."""
     device: str = "cpu"
     """cpu or cuda."""
-    report_to: Annotated[str, field_marks.OneOf(TRACKERS)] = "none"
+    report_to: Annotated[str, marks.OneOf(TRACKERS)] = "none"
     """Experiment tracker for the losses: tensorboard, wandb, trackio or none."""
 
     def __post_init__(self) -> None:
         """Check ranges; refuse a fixed batch whose sequences are longer than the context."""
-        field_marks.check_ranges(self)
+        marks.check_ranges(self)
         for sample in self.samples:
             if sample.tokens > self.model.context:
                 raise ArgumentError(
@@ -404,7 +402,7 @@ class RunSettings(SharedSettings):
 
     preset: str
     """Name of the block."""
-    seed: field_marks.Seed = 0
+    seed: marks.Seed = 0
     """Random seed of weights and data order."""
 
     @property

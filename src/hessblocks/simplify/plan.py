@@ -16,7 +16,7 @@ from typing import Any
 from hessblocks.errors import ArgumentError
 from hessblocks.models import HessblocksForCausalLM
 from hessblocks.simplify.change import LayerChange
-from hessblocks.simplify.kinds import unit_step
+from hessblocks.simplify.table import unit_step
 
 MOST = 0.75
 """Largest share of a layer's units that goes, beyond which the modelled cost is a guess."""

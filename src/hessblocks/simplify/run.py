@@ -25,13 +25,13 @@ from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make
 from hessblocks.simplify.change import one_pass
 from hessblocks.simplify.healing import heal
-from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.least_squares import OUTPUTS, RIDGES, NormalEquations
 from hessblocks.simplify.passes import Held, Pass
 from hessblocks.simplify.plan import even_plan, priced_plan
 from hessblocks.simplify.speed import numbers_of, seconds_of
 from hessblocks.simplify.table import (
     FEWEST_SEQUENCES,
+    KINDS,
     Removals,
     check_removals,
     measure_removals,

@@ -44,13 +44,13 @@ from hessblocks.storage.folder_results import (
     read_tuning,
     write_tuning,
 )
-from hessblocks.storage.locks import held
 from hessblocks.storage.manifest import (
     CARD,
     MANIFEST,
     DamageWarning,
     check_in_place,
     check_manifest,
+    held,
     identity_in,
     identity_of,
     remedy,
@@ -90,5 +90,4 @@ from hessblocks.storage.tables import (
     write_results,
     write_table,
 )
-from hessblocks.storage.tabular import Rows, Tabular, read_result
-from hessblocks.storage.tensors import read_tensors, write_tensors
+from hessblocks.storage.tabular import Rows, Tabular, read_result, read_tensors, write_tensors

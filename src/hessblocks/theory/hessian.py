@@ -18,7 +18,7 @@ from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import ExactOperator, KroneckerTerm
 from hessblocks.theory.functional import score_terms, softmax_terms
-from hessblocks.theory.heads import HeadTokens
+from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.layer import AttentionLayer, AttentionMoments
 from hessblocks.theory.outer import OuterPart, TokenCurvature, TokenJacobian
 from hessblocks.theory.piecewise import GROUPS, Piece, PiecewiseHessian, Terms

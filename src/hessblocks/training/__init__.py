@@ -11,7 +11,6 @@ from hessblocks.settings import (
 )
 from hessblocks.storage import DamageWarning, EnvironmentWarning
 from hessblocks.training.comparison import compare, next_rate, train, tuning_loss
-from hessblocks.training.cost import peak_bytes, update_flops, working_seconds
 from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed, continued
 from hessblocks.training.following import (
     CurvatureCallback,
@@ -26,7 +25,7 @@ from hessblocks.training.preparation import (
     prepare,
     resolve_device,
 )
-from hessblocks.training.recorder import Recorder
+from hessblocks.training.recorder import Recorder, peak_bytes, update_flops, working_seconds
 from hessblocks.training.run import DivergenceWarning, Run
 from hessblocks.training.trainer import (
     GuardedTrainer,

@@ -17,11 +17,10 @@ from hessblocks.errors import RunError
 from hessblocks.models import Saved
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureSettings, RunSettings
-from hessblocks.training.cost import start_counting, update_flops
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
 from hessblocks.training.following import Observer, line_files, map_rows
 from hessblocks.training.preparation import Prepared, closed_tracker
-from hessblocks.training.recorder import Recorder
+from hessblocks.training.recorder import Recorder, start_counting, update_flops
 from hessblocks.training.trainer import make_trainer, tokenizer_of
 
 
