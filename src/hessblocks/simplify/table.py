@@ -88,8 +88,8 @@ def _has_attention(at: Place) -> bool:
 
 
 def _attention_elsewhere(at: Place) -> bool:
-    others = [block for n, block in enumerate(at.model.config.blocks) if n != at.index]
-    return any(one.attends for one in others)
+    blocks = enumerate(at.model.config.blocks)
+    return any(block.attends for index, block in blocks if index != at.index)
 
 
 Row = dict[str, Any]
@@ -149,13 +149,13 @@ def candidates(
         Each candidate; none for the first layer if other layers use its weights.
     """
     for index in layers or range(model.config.depth):
-        place = Place(model=model, index=index, text=text)
+        at = Place(model=model, index=index, text=text)
         if index == 0 and first_layer_is_shared(model):
             continue
         for kind in dict.fromkeys(kinds or KINDS):
-            change = KINDS[kind](place)
+            change = KINDS[kind](at)
             try:
-                candidate = None if change is None else changed(place, change, kind)
+                candidate = None if change is None else changed(at, change, kind)
             except UnfitPartsError:  # the parts that are left make no valid block
                 continue
             if candidate is not None:
@@ -205,8 +205,8 @@ def measure_removals(
 
     def measured(layer: int) -> list[Row]:
         return [
-            _row(one, judged.cost([*one.modules, *layers[layer + 1 :]], layer), total)
-            for one in candidates(model, fitted, kinds, [layer])
+            _row(candidate, judged.cost([*candidate.modules, *layers[layer + 1 :]], layer), total)
+            for candidate in candidates(model, fitted, kinds, [layer])
         ]
 
     for layer in range(len(layers)):
