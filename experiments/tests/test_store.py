@@ -191,7 +191,7 @@ def test_what_is_not_finite_is_not_stored(tmp_path: Path, value: object) -> None
 HOLD = """
 import sys, time
 from pathlib import Path
-from hessblocks.storage.locks import held
+from hessblocks.storage.manifest import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -25,7 +25,7 @@ from hessblocks.blocks import (
 from hessblocks.blocks import Dense as DenseWeight
 from hessblocks.conventions import PARTS
 from hessblocks.errors import ArgumentError
-from hessblocks.training.trained_gains import gain_values
+from hessblocks.training.following import gain_values
 from tests.curvature.cases import Case, padded_batches
 from tests.curvature.oracle import Dense, check_partition, dense
 from tests.models.cases import ids, perturbed

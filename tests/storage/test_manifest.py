@@ -7,8 +7,13 @@ import pytest
 
 from hessblocks.errors import ArgumentError
 from hessblocks.storage.files import remove_partials, set_aside
-from hessblocks.storage.locks import held
-from hessblocks.storage.manifest import check_manifest, identity_of, remembered_in, write_manifest
+from hessblocks.storage.manifest import (
+    check_manifest,
+    held,
+    identity_of,
+    remembered_in,
+    write_manifest,
+)
 
 OURS, THEIRS = identity_of({"seed": 0}), identity_of({"seed": 1})
 

@@ -3,13 +3,12 @@
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hessblocks.models.build import TASKS, build
+from hessblocks.models.build import TASKS, build, read_blocks
 from hessblocks.models.card import write_card
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.conversion import from_pretrained_blocks, to_family
 from hessblocks.models.drawing import draw_blocks
 from hessblocks.models.gguf import open_gguf, stored_within, stored_words
-from hessblocks.models.given_blocks import read_blocks
 from hessblocks.models.heads import (
     HessblocksForCausalLM,
     HessblocksForMaskedLM,

@@ -2,14 +2,13 @@
 
 from hessblocks.simplify.change import LayerChange, changed, one_pass
 from hessblocks.simplify.healing import heal
-from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.least_squares import NormalEquations, Refit
 from hessblocks.simplify.passes import Cost, Held, Pass, outputs_of
 from hessblocks.simplify.place import Candidate, Place, edited
 from hessblocks.simplify.plan import Plan, even_plan, priced_plan
 from hessblocks.simplify.run import simplify_model, text_parts
 from hessblocks.simplify.speed import counts_of
-from hessblocks.simplify.table import Removals, candidates, measure_removals
+from hessblocks.simplify.table import KINDS, Removals, candidates, measure_removals
 
 __all__ = [
     "KINDS",

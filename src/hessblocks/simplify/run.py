@@ -25,13 +25,13 @@ from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make
 from hessblocks.simplify.change import one_pass
 from hessblocks.simplify.healing import heal
-from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.least_squares import OUTPUTS, RIDGES, NormalEquations
 from hessblocks.simplify.passes import Held, Pass
 from hessblocks.simplify.plan import even_plan, priced_plan
 from hessblocks.simplify.speed import numbers_of, seconds_of
 from hessblocks.simplify.table import (
     FEWEST_SEQUENCES,
+    KINDS,
     Removals,
     check_removals,
     measure_removals,
@@ -103,7 +103,7 @@ def simplify_model(
     progress, settings = progress or Progress(), make(SimplifySettings, given)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
-        other = None if settings.also is None else documents_of(Path(settings.also))
+        also = None if settings.also is None else documents_of(Path(settings.also))
         model, saved = models.load_saved(source, "causal-lm")
         has_blocks = isinstance(model, models.HessblocksForCausalLM)
         original: Any = model if has_blocks else models.from_pretrained_blocks(model)
@@ -113,8 +113,8 @@ def simplify_model(
         fitting, validation, test, healing = windows
         check_removals(original, fitting, validation)
         tests = {"the last tenth of the text": test}
-        if other is not None:
-            ids = _encoded(original, tokenizer, other)
+        if also is not None:
+            ids = _encoded(original, tokenizer, also)
             tests[Path(str(settings.also)).name] = _tested(original, tokenizer, ids, settings).to(
                 test.device
             )
@@ -159,11 +159,11 @@ def simplify_model(
                     if even
                     else priced_plan(original, table.rows, settings.save)
                 )
-                made = one_pass(original, Pass(original, fitting), plan.changes)
+                removed = one_pass(original, Pass(original, fitting), plan.changes)
             seconds = time.process_time() - begun
             with progress.stage("healing"):
                 healed: Any = heal(
-                    made,
+                    removed,
                     original if settings.towards == "logits" else None,
                     healing,
                     layers=(),
@@ -180,7 +180,7 @@ def simplify_model(
                     "forecast": plan.forecast,
                     "seconds": seconds,
                 }
-                summary |= _tested_result(original, made, healed, tests, settings)
+                summary |= _tested_result(original, removed, healed, tests, settings)
             command = _command(saved.name, Path(data).name, settings)
             _save(healed, folder / "model", saved, command, tokenizer, summary)
             if settings.to == "gguf":
@@ -265,21 +265,21 @@ def _cost(
         return "every removal is measured already"
     held_out = Held(original, validation)
     held_out.cost(layers, 0)  # the first pass is slower
-    whole, last = (
+    all_layers, last_layer = (
         seconds_of(partial(held_out.cost, layers[n:], n), original.device)
         for n in (0, len(layers) - 1)
     )
     count = 0 if even else left * len({*settings.kinds} or KINDS)
     clauses = []
     if not even:
-        table = duration(count * (whole + last) / 2)
+        table = duration(count * (all_layers + last_layer) / 2)
         clauses += [f"{count} removals at most: {table}, besides refits"]
     if settings.save:
-        passes = PASSES * whole * fitting.numel() / validation.numel()
+        passes = PASSES * all_layers * fitting.numel() / validation.numel()
         solutions = _solution_seconds(original, fitting.numel())
         clauses += [f"one pass of refits: {duration(passes + solutions)}"]
         ratio = settings.steps * settings.batch * settings.tokens / validation.numel()
-        clauses += [f"healing: about {duration(ratio * whole * PASSES_PER_UPDATE)}"]
+        clauses += [f"healing: about {duration(ratio * all_layers * PASSES_PER_UPDATE)}"]
     return "; ".join(clauses) + " (processor time on a CPU)" * (original.device.type == "cpu")
 
 
@@ -287,11 +287,11 @@ def _solution_seconds(original: models.HessblocksForCausalLM, tokens: int) -> fl
     """Estimate the time of the MLPs' normal equations and solutions, the largest, from smaller."""
     inputs = max(block.resolved_mlp_width for block in original.config.blocks)
     few, wide = min(inputs, SOLVED), original.config.hidden_size
-    equations, device, times = NormalEquations(), original.device, inputs / few
+    device, times = original.device, inputs / few
     x, y = torch.eye(few, device=device), torch.ones(few, wide, device=device)
-    sums = seconds_of(partial(equations.add, x, y), device) * tokens / few * times**2
-    some = equations.of_outputs(slice(OUTPUTS))
-    solution = seconds_of(partial(some.solve, y[:, :OUTPUTS], ridge=1.0), device) * times**3
+    sums = seconds_of(partial(NormalEquations.of, x, y), device) * tokens / few * times**2
+    equations = NormalEquations.of(x, y[:, :OUTPUTS])
+    solution = seconds_of(partial(equations.solve, y[:, :OUTPUTS], ridge=1.0), device) * times**3
     return original.config.depth * (sums + (2 * len(RIDGES) + 1) * solution)
 
 
@@ -302,14 +302,14 @@ def _fingerprint(windows: Sequence[Tensor]) -> str:
 
 def _tested_result(
     original: models.HessblocksForCausalLM,
-    made: Any,
+    removed: Any,
     healed: Any,
     tests: Mapping[str, Tensor],
     settings: SimplifySettings,
 ) -> dict[str, Any]:
     """Measure the result on texts by which nothing was chosen, its size and its speed."""
     texts = [
-        {"text": name, **_on_text(original, {"removed": made, "healed": healed}, tokens)}
+        {"text": name, **_on_text(original, {"removed": removed, "healed": healed}, tokens)}
         for name, tokens in tests.items()
     ]
     before, after = numbers_of((original, healed), next(iter(tests.values())), settings.tokens)
@@ -328,7 +328,7 @@ def _on_text(
     original: models.HessblocksForCausalLM, changed: Mapping[str, Any], tokens: Tensor
 ) -> dict[str, Any]:
     held_out = Held(original, tokens)
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "tokens": tokens.numel(),
         "window": tokens.shape[1],
         "perplexity": math.exp(held_out.before.value),
@@ -340,12 +340,12 @@ def _on_text(
                 f"healing: the KL divergence of the {name} model is not finite; try a lower "
                 "--learning-rate"
             )
-        found[name] = {
+        measured[name] = {
             "kl": cost.kl.value,
             "kl_error": cost.kl.standard_error,
             "perplexity": math.exp(held_out.before.value + cost.loss.value),
         }
-    return found
+    return measured
 
 
 def _command(source: str, data: str, settings: SimplifySettings) -> str:

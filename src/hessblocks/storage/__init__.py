@@ -44,23 +44,13 @@ from hessblocks.storage.folder_results import (
     read_tuning,
     write_tuning,
 )
-from hessblocks.storage.lines import (
-    JsonLine,
-    Metric,
-    Observation,
-    append_line,
-    fault_in_finished_lines,
-    fault_in_lines,
-    read_finished_lines,
-    read_lines,
-)
-from hessblocks.storage.locks import held
 from hessblocks.storage.manifest import (
     CARD,
     MANIFEST,
     DamageWarning,
     check_in_place,
     check_manifest,
+    held,
     identity_in,
     identity_of,
     remedy,
@@ -79,11 +69,19 @@ from hessblocks.storage.tables import (
     NORM,
     STAGES,
     STEPS,
+    JsonLine,
+    Metric,
+    Observation,
     ResultRow,
     Row,
     Scalar,
     SignalRow,
+    append_line,
+    fault_in_finished_lines,
+    fault_in_lines,
     is_trained,
+    read_finished_lines,
+    read_lines,
     read_results,
     read_signal,
     step_of,
@@ -92,5 +90,4 @@ from hessblocks.storage.tables import (
     write_results,
     write_table,
 )
-from hessblocks.storage.tabular import Rows, Tabular, read_result
-from hessblocks.storage.tensors import read_tensors, write_tensors
+from hessblocks.storage.tabular import Rows, Tabular, read_result, read_tensors, write_tensors

@@ -3,8 +3,7 @@
 from hessblocks.tensor_formats.floats import FLOATS
 from hessblocks.tensor_formats.format import FUSED, Format, as_rows, library
 from hessblocks.tensor_formats.integers import GROUP, INTEGERS
-from hessblocks.tensor_formats.llama import KINDS, LLAMA
-from hessblocks.tensor_formats.mixes import MIXES, mix
+from hessblocks.tensor_formats.llama import KINDS, LLAMA, MIXES, mix
 
 __all__ = ["Format", "formats"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hessblocks.errors import ArgumentError, check_memory_limit, check_name
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory import validation as valid
-from hessblocks.theory.heads import HeadNorm
+from hessblocks.theory.head_vectors import HeadNorm
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.outer import TokenCurvature

@@ -10,10 +10,14 @@ from hessblocks.settings import (
     TrainingSettings,
 )
 from hessblocks.storage import DamageWarning, EnvironmentWarning
-from hessblocks.training.comparison import compare, train
-from hessblocks.training.cost import peak_bytes, update_flops, working_seconds
+from hessblocks.training.comparison import compare, next_rate, train, tuning_loss
 from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed, continued
-from hessblocks.training.following import CurvatureCallback, GainCallback, SignalCallback
+from hessblocks.training.following import (
+    CurvatureCallback,
+    GainCallback,
+    SignalCallback,
+    gain_values,
+)
 from hessblocks.training.preparation import (
     build_model,
     check_tracker,
@@ -21,9 +25,8 @@ from hessblocks.training.preparation import (
     prepare,
     resolve_device,
 )
-from hessblocks.training.recorder import Recorder
+from hessblocks.training.recorder import Recorder, peak_bytes, update_flops, working_seconds
 from hessblocks.training.run import DivergenceWarning, Run
-from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer import (
     GuardedTrainer,
     RunTrainer,
@@ -33,7 +36,6 @@ from hessblocks.training.trainer import (
     run_arguments,
     tokenizer_of,
 )
-from hessblocks.training.tuning import next_rate, tuning_loss
 
 __all__ = [
     "CheckpointWarning",
