@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from hessblocks import curvature, linalg
-from hessblocks.conventions import Part
+from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.curvature_tables import write_tables
 from hessblocks.inspection.spending import Spending, Subjects
@@ -21,11 +21,9 @@ from hessblocks.settings import CurvatureInspection
 from hessblocks.storage import group_key, identity_in, mended_store
 from hessblocks.theory import AttentionHessian
 
-OPERATORS = {
-    "outer": curvature.OuterProduct,
-    "functional": curvature.Functional,
-    "full": curvature.Hessian,
-}
+OPERATORS = dict(
+    zip(PARTS, (curvature.OuterProduct, curvature.Functional, curvature.Hessian), strict=True)
+)
 ATTENTION = ("query", "key", "value", "projection")
 EXACT_WORK = 10**12
 """Most multiplications after the last attention for its closed form; above, probes are used."""

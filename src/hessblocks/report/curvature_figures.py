@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import matplotlib as mpl
+from matplotlib import style
 from matplotlib.figure import Figure as Drawn
 
 from hessblocks.drawing import LEGEND_INCHES, draw_heatmap, set_scale, short_name
@@ -23,7 +23,7 @@ FLOOR = 1e-4
 """Smallest density shown, as a share of the largest."""
 
 
-@mpl.rc_context(dict(MATPLOTLIB))
+@style.context(MATPLOTLIB)
 def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
     """Write figures/<name>.png and .svg of all that was measured.
 
