@@ -5,8 +5,8 @@ from hessblocks.export.gguf_file import (
     GgufHeader,
     gguf_tensors,
     header_of,
-    packed_tensors,
     read_gguf,
+    stored_tensors,
     to_gguf,
     write_gguf,
 )

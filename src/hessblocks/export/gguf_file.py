@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.export.deci import DECI, deci_fields, deci_tensors
 from hessblocks.models import HessblocksForCausalLM, open_gguf
 from hessblocks.storage import atomic_path
-from hessblocks.tensor_formats import Format, formats, library
+from hessblocks.tensor_formats import as_rows, formats, library
 
 WHY = "a GGUF file"
 ALIGNED = 32
@@ -319,31 +319,33 @@ def _kind(gguf: Any, value: Any) -> Any:
     return gguf.GGUFValueType.get_type(value)
 
 
-def packed_tensors(
+def stored_tensors(
     model: PreTrainedModel,
     names: Mapping[str, tuple[str, Shaped[np.ndarray, " rows"] | None]],
-    chosen: Mapping[str, tuple[Format, Float[Tensor, " width"] | None]],
-) -> Iterator[tuple[str, Shaped[Tensor, "..."], str]]:
-    """Pack the weights of a model for `write_gguf`.
+    packed: Mapping[str, tuple[Shaped[Tensor, "rows packed"], str]],
+) -> dict[str, tuple[Shaped[Tensor, "..."], str]]:
+    """Name and order the weights of a model as `write_gguf` takes them.
 
     Args:
         model: the model.
         names: result of `gguf_tensors`.
-        chosen: parameter → its format and the mean squared inputs of its columns; other parameters
-            are stored in float32.
+        packed: parameter → its packed rows and name of llama.cpp's type; other parameters are
+            stored in float32.
 
-    Yields:
-        Name of the tensor, its rows as they are stored, and name of llama.cpp's type.
+    Returns:
+        Name of the tensor → its rows as they are stored, and name of llama.cpp's type.
     """
+    stored = {}
     for name, parameter in model.named_parameters():
-        rows, kind = parameter.detach().float().cpu().contiguous(), "F32"
-        if name in chosen:
-            form, importance = chosen[name]
-            rows, kind = form.pack(rows, importance), form.name.removeprefix("gguf:")
+        rows, kind = parameter.detach().float().cpu(), "F32"
+        if name in packed:
+            rows, kind = packed[name]
+            rows = rows.view(*parameter.shape[:-1], -1)
         tensor, order = names[name]
         if order is not None:
             rows = rows[torch.from_numpy(order).argsort()]
-        yield tensor, rows, kind
+        stored[tensor] = rows.contiguous(), kind
+    return stored
 
 
 def to_gguf(
@@ -380,11 +382,11 @@ def to_gguf(
     saved = isinstance(vocabulary, str | Path)
     header = header_of(str(vocabulary) if saved else "", model, None if saved else vocabulary)
     form = HALF if kind == "f16" else formats()["gguf:Q8_0"]
-    chosen = {
-        name: (form if form.fits(parameter.shape) else HALF, None)
-        for name, parameter in model.named_parameters()
-        if parameter.ndim > 1 and kind != "f32"
-    }
-    packed = packed_tensors(model, gguf_tensors(model, DECI), chosen)
-    write_gguf(Path(path), header, {name: (rows, form) for name, rows, form in packed})
+    packed = {}
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and kind != "f32":
+            fitting = form if form.fits(parameter.shape) else HALF
+            rows = fitting.pack(as_rows(parameter), None)
+            packed[name] = rows, fitting.name.removeprefix("gguf:")
+    write_gguf(Path(path), header, stored_tensors(model, gguf_tensors(model, DECI), packed))
     return Path(path)
