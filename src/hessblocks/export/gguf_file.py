@@ -255,9 +255,7 @@ def gguf_tensors(
 
 
 def write_gguf(
-    path: Path,
-    header: GgufHeader,
-    tensors: Mapping[str, tuple[Shaped[Tensor, "..."], str]],
+    path: Path, header: GgufHeader, tensors: Mapping[str, tuple[Shaped[Tensor, "..."], str]]
 ) -> None:
     """Write a GGUF file, whole or not at all.
 

@@ -221,10 +221,7 @@ def masked(batch: TokenBatch, subject: Subject, seed: int) -> Tokens:
 
 
 def _drawn(
-    ids: np.ndarray[Any, Any],
-    name: str,
-    settings: InspectionSettings,
-    first: Sequence[int] = (),
+    ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings, first: Sequence[int] = ()
 ) -> Tokens:
     """Draw windows without replacement, the same for the same seed.
 

@@ -31,12 +31,7 @@ from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Problem, custom_groups, make_plan, plain_model
 from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration, in_units
-from hessblocks.inspection.caches import (
-    cache_sentences,
-    head_map,
-    recipes,
-    rounded_activations,
-)
+from hessblocks.inspection.caches import cache_sentences, head_map, recipes, rounded_activations
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.subject import Subject, other_function
 from hessblocks.models import fingerprint, load_saved, stored_within, stored_words

@@ -322,11 +322,7 @@ def _apart(bill: Bill, bytes: float) -> float:
             stored = change.format.bytes(view.shape)
             prices.append(
                 replace(
-                    price,
-                    forecast=forecast,
-                    place=view.parameter,
-                    size=view.size,
-                    bytes=stored,
+                    price, forecast=forecast, place=view.parameter, size=view.size, bytes=stored
                 )
             )
     chosen = allocate(prices, bytes=bytes - bill.untouched(prices))

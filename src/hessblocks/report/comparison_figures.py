@@ -9,14 +9,7 @@ from typing import Any
 
 from hessblocks.figures import Figure, Panel, Series, log_axis, plain_math
 from hessblocks.report.captions import ratio_text, seeds_and_error
-from hessblocks.report.comparison import (
-    MOMENTS,
-    SIGNAL,
-    Comparison,
-    ComparisonRow,
-    Curve,
-    baseline,
-)
+from hessblocks.report.comparison import MOMENTS, SIGNAL, Comparison, ComparisonRow, Curve, baseline
 from hessblocks.statistics import Average, average
 from hessblocks.storage import NORM, Metric, ResultRow
 
