@@ -8,7 +8,7 @@ from markupsafe import Markup
 from hessblocks.conventions import AnyPath
 from hessblocks.figures import PART_WORDS, page_text, plain_math
 from hessblocks.report.captions import short_names, with_error, with_interval
-from hessblocks.report.templates import RunPage, Table, environment_rows, setting_rows, write_page
+from hessblocks.report.templates import RunPage, Table, write_page
 from hessblocks.statistics import Average
 from hessblocks.storage import CurvatureResults, Eigenvalue, StoredNorm, StoredRatio, load_curvature
 
@@ -37,7 +37,6 @@ def write_curvature_report(folder: AnyPath) -> Path:
 
     folder = Path(folder)
     results = load_curvature(folder)
-    settings = {name: value for name, value in results.config.items() if name != "groups"}
     pictures, part = write_curvature_figures(results), results.parts[-1]
     outside = [name for name in results.by_size() if results.layers[name] is None]
     stored = results.config["model"].get("stored")
@@ -73,8 +72,9 @@ def write_curvature_report(folder: AnyPath) -> Path:
         ],
         rows=rows,
         zeros={WORDS[part]: short_names(groups) for part, groups in results.zero_groups().items()},
-        settings=[*setting_rows(settings), *environment_rows(results.environment)],
-        files=[name for name in FILES if (folder / name).exists()],
+        settings={name: value for name, value in results.config.items() if name != "groups"},
+        environment=results.environment,
+        files=FILES,
     )
 
 

@@ -55,7 +55,6 @@ def write_report(folder: AnyPath) -> Path:
         if name not in SETTINGS or len({*column} - {templates.ABSENT}) > 1
     }
     blocks = [folder / "blocks.svg", folder / "blocks-narrow.svg"]
-    shown = {name: value for name, value in results.settings.values.items() if name != "blocks"}
     return templates.write_page(
         folder,
         "comparison.html",
@@ -68,9 +67,9 @@ def write_report(folder: AnyPath) -> Path:
         blocks=[templates.inlined(path.read_bytes()) for path in blocks if path.is_file()],
         figures=[templates.shown_figure(figure, folder) for figure in all_figures(comparison)],
         command=command_line(folder),
-        settings=list(templates.setting_rows(shown)),
-        environment=list(templates.environment_rows(results.environment)),
-        files=[name for name in FILES if (folder / name).exists()],
+        settings={n: v for n, v in results.settings.values.items() if n != "blocks"},
+        environment=results.environment,
+        files=FILES,
     )
 
 
@@ -108,8 +107,8 @@ COLUMNS: dict[str, Callable[[ComparisonRow], str]] = {
     "Final loss (nats per token)": _final_loss,
     "Learning rate": lambda row: _or_absent(row.rate, "{:g}".format),
     "Tokens a parameter": lambda row: _or_absent(row.tokens_a_parameter, number),
-    "Heterogeneity before": lambda row: _or_absent(row.before, ratio_text),
-    "Heterogeneity after": lambda row: _or_absent(row.after, ratio_text),
+    "Heterogeneity before": lambda row: ratio_text(row.before, templates.ABSENT),
+    "Heterogeneity after": lambda row: ratio_text(row.after, templates.ABSENT),
 }
 """Heading → its cell in the row of a block."""
 

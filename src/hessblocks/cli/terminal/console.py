@@ -1,7 +1,7 @@
 """Print tables and closing lines on the terminal."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -62,40 +62,34 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
     return table
 
 
-def comparison_table(comparison: report.Comparison) -> Table:
-    """Make the table of a comparison, one block per row."""
-    columns = (
-        "block",
-        "parameters",
-        "tokens/s",
-        "loss\nat start",
-        "loss\nat end",
-        "learning\nrate",
-        "tokens a\nparameter",
-        "heterogeneity\nbefore training",
-        "heterogeneity\nafter training",
-    )
-    rows: list[tuple[str, ...]] = [
-        (
-            row.preset,
-            "" if row.parameters is None else f"{row.parameters:,}",
-            _number(row.tokens_per_second, ",.0f"),
-            _number(row.initial_loss, ".3f"),
-            "diverged" if row.diverged else _number(row.final_loss, ".3f"),
-            "" if row.rate is None else f"{row.rate:g}",
-            "" if row.tokens_a_parameter is None else f"{row.tokens_a_parameter:.3g}",
-            report.ratio_text(row.before) if row.before else "",
-            report.ratio_text(row.after) if row.after else "",
-        )
-        for row in comparison.rows
-    ]
-    if (reference := comparison.results.reference) is not None:
-        rows.append(("bigram table", "", "", "", f"{reference:.3f}"))
-    return plain_table(columns, rows)
+def _text(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"
 
 
-def _number(average: Average | None, form: str) -> str:
+def _mean(average: Average | None, form: str) -> str:
     if average is None:
         return ""
     error = f" ± {average.standard_error:{form}}" if average.seeds > 1 else ""
     return f"{average.value:{form}}{error}"
+
+
+COLUMNS: dict[str, Callable[[report.ComparisonRow], str]] = {
+    "block": lambda row: row.preset,
+    "parameters": lambda row: _text(row.parameters, ","),
+    "tokens/s": lambda row: _mean(row.tokens_per_second, ",.0f"),
+    "loss\nat start": lambda row: _mean(row.initial_loss, ".3f"),
+    "loss\nat end": lambda row: "diverged" if row.diverged else _mean(row.final_loss, ".3f"),
+    "learning\nrate": lambda row: _text(row.rate, "g"),
+    "tokens a\nparameter": lambda row: _text(row.tokens_a_parameter, ".3g"),
+    "heterogeneity\nbefore training": lambda row: report.ratio_text(row.before),
+    "heterogeneity\nafter training": lambda row: report.ratio_text(row.after),
+}
+"""Heading → its cell in the row of a block."""
+
+
+def comparison_table(comparison: report.Comparison) -> report.Table:
+    """Make the table of a comparison, one block per row."""
+    columns, rows = report.table(COLUMNS, comparison.rows)
+    if (reference := comparison.results.reference) is not None:
+        rows.append(("bigram table", "", "", "", f"{reference:.3f}"))
+    return columns, rows
