@@ -11,7 +11,7 @@ def test_a_long_stage_says_so_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bars, "EVERY", 0.02)
-    with bars.make_progress().stage("work"):
+    with bars.ScreenProgress().stage("work"):
         time.sleep(0.2)
     time.sleep(0.05)
     *told, last = capsys.readouterr().err.splitlines()

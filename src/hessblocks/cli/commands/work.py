@@ -39,7 +39,7 @@ def carry_out(
     Raises:
         RunError: every run diverged.
     """
-    start, progress = time.perf_counter(), terminal.make_progress()
+    start, progress = time.perf_counter(), terminal.ScreenProgress()
 
     def finish(folder: Path) -> None:
         write_json(folder / COMMAND, {"words": list(WORDS.get())})
@@ -79,7 +79,7 @@ def measure_in_folder(measure: Callable[..., Any], page: RunPage, *, as_json: bo
         page: page of the folder, and what the terminal shows of it.
         as_json: print one JSON object instead of tables.
     """
-    start, progress = time.perf_counter(), terminal.make_progress()
+    start, progress = time.perf_counter(), terminal.ScreenProgress()
     with interruptible():
         results = measure(progress=progress, finish=progress.stage("report")(page.write))
     seconds, summarised = time.perf_counter() - start, page.summary(results)

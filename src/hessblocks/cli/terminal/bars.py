@@ -68,8 +68,3 @@ class ScreenProgress(Progress):
         """Advance the bar, and store the last loss."""
         self._loss = "" if loss is None else f"loss {loss:.3f}"
         self._bars.update(self._task, completed=done, loss=self._loss)
-
-
-def make_progress() -> Progress:
-    """Make the progress that is shown on standard error."""
-    return ScreenProgress()
