@@ -50,7 +50,8 @@ def signal(
     """
     settings.check_heads([*presets, *(name for name in models or [] if checks.PREFIX in name)])
     checks.check_length(settings.data, settings.sequences, settings.tokens)
-    from hessblocks.cli.terminal import ScreenProgress, described, lines, show
+    from hessblocks.cli.signal_screen import described, lines
+    from hessblocks.cli.terminal import ScreenProgress, show
     from hessblocks.inspection import measure_signal
     from hessblocks.report import write_signal_figures
 

@@ -1,17 +1,25 @@
-"""Print tables and closing lines on the terminal."""
+"""Tables and closing lines on standard output, progress on standard error."""
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import rich.progress
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from hessblocks import report
 from hessblocks.escape import printable, printable_lines
+from hessblocks.progress import Progress
 from hessblocks.statistics import Average
 
+EVERY = 60.0
+"""Seconds between two lines about a stage, off a terminal."""
 NARROWEST = 120
 """Width of a line, in characters, if the output is not a terminal."""
 WIDE = 140
@@ -93,3 +101,56 @@ def comparison_table(comparison: report.Comparison) -> report.Table:
     if (reference := comparison.results.reference) is not None:
         rows.append(("bigram table", "", "", "", f"{reference:.3f}"))
     return columns, rows
+
+
+def task_bars(
+    *columns: rich.progress.ProgressColumn, field: str, **options: Any
+) -> rich.progress.Progress:
+    """Make progress bars on standard error: description, bar, `columns`, a field of the task."""
+    return rich.progress.Progress(
+        rich.progress.TextColumn("{task.description}", markup=False),
+        rich.progress.BarColumn(),
+        *columns,
+        rich.progress.TextColumn(f"{{task.fields[{field}]}}", markup=False),
+        console=Console(stderr=True),
+        **options,
+    )
+
+
+class ScreenProgress(Progress):
+    """Progress with a bar for the current stage, or one line per finished stage off a terminal."""
+
+    def note(self, text: str) -> None:
+        """Print the line on standard error."""
+        print(printable(text), file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
+        """Show a bar while the stage runs, or one line at its end: time and last loss."""
+        label, start, self._loss = printable(f"{name} {detail}".strip()), time.perf_counter(), ""
+        hidden, ended = not sys.stderr.isatty(), threading.Event()
+
+        def tell() -> None:
+            while not ended.wait(EVERY):
+                self.note(
+                    f"{label}: {time.perf_counter() - start:.0f} s so far {self._loss}".strip()
+                )
+
+        if hidden:
+            threading.Thread(target=tell, daemon=True).start()
+        columns = rich.progress.TimeElapsedColumn(), rich.progress.TimeRemainingColumn()
+        self._bars = task_bars(*columns, field="loss", transient=True, disable=hidden)
+        try:
+            with super().stage(name, detail, total), self._bars:
+                self._task = self._bars.add_task(label, total=total, loss="")
+                yield
+        finally:
+            ended.set()
+            if hidden:
+                loss = f", training {self._loss}" if self._loss else ""
+                self.note(f"{label}: {time.perf_counter() - start:.1f} s{loss}")
+
+    def step(self, done: int, loss: float | None) -> None:
+        """Advance the bar, and store the last loss."""
+        self._loss = "" if loss is None else f"loss {loss:.3f}"
+        self._bars.update(self._task, completed=done, loss=self._loss)
