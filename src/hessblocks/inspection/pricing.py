@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,10 @@ def measure_price(
         checked = settings.sequences if settings.check else 0
         text, held_out = drawn_batches(subject, tokenizer, texts, settings, checked)
         merging = _other(settings.merge, subject, tokenizer) if settings.merge else None
-        edits = {edit.how: edit for edit in _edits(settings, merging)}
+        every: list[Edit] = [rounded(bits=bits) for bits in settings.round]
+        every += [pruned(share=share) for share in settings.prune]
+        every += [*map(in_format, settings.formats), *([merged(merging)] if merging else [])]
+        edits = {edit.how: edit for edit in every}
         changes = change_each(model, *edits.values()) if several else {}
         stored = _stored(settings.against, subject) if settings.against else {}
         if stored:
@@ -130,10 +132,7 @@ def measure_price(
     with claimed(folder, config, free=["allocate"]):
         check = min(settings.check, len(changes))
         measured = check + 1 + 2 * (len(edits) + 1) if check else 0
-        diagonal = bool(settings.against) or all(edit.format for edit in edits.values())
-        cost = partial(announced, problem, changes, settings, measured, diagonal=diagonal)
-        identity = storage.identity_of(drawn)
-        bill = stored_bill(problem, changes, settings, folder, identity, progress, cost)
+        bill = stored_bill(problem, changes, settings, folder, drawn, progress, measured)
         bill.save(folder / "bill.csv")
         if not summary:
             summary = {"command": "price", "model": subject.name, "told": told}
@@ -217,13 +216,6 @@ def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
     return differ
 
 
-def _edits(settings: PricingSettings, second: nn.Module | None) -> list[Edit]:
-    edits = [rounded(bits=bits) for bits in settings.round]
-    edits += [pruned(share=share) for share in settings.prune]
-    edits += map(in_format, settings.formats)
-    return edits if second is None else [*edits, merged(second)]
-
-
 def note_history(
     settings: PricingSettings | QuantisingSettings, config: Any, tokenizer: Any, progress: Progress
 ) -> list[str]:
@@ -260,12 +252,25 @@ def stored_bill(
     changes: Mapping[str, Change],
     settings: PricingSettings | QuantisingSettings,
     folder: Path,
-    identity: str,
+    drawn: Mapping[str, Any],
     progress: Progress,
-    cost: Callable[[], str],
+    measured: float,
 ) -> Bill:
-    """Read the samples of an earlier call, or tell the cost, draw and store them."""
-    path = folder / "draws.safetensors"
+    """Read the samples of an earlier call, or tell the cost, draw and store them.
+
+    Args:
+        problem: model and text.
+        changes: changes to price.
+        settings: numbers of windows and of samples.
+        folder: run folder.
+        drawn: what the samples depend on, of config.json.
+        progress: takes the cost, and shows the stage.
+        measured: passes over other text that follow, in those over `problem`'s.
+
+    Returns:
+        The priced changes.
+    """
+    path, identity = folder / "draws.safetensors", storage.identity_of(drawn)
     if path.exists() and "secants" in (tensors := storage.read_tensors(path, identity)):
         sizes = tuple(tensors.pop("relative_sizes").tolist())
         secants = json.loads(bytes(tensors.pop("secants").tolist()))
@@ -279,7 +284,7 @@ def stored_bill(
             relative_sizes=sizes,
             secants=secants,
         )
-    progress.note(cost())
+    progress.note(announced(problem, changes, settings, measured))
     with progress.stage("forecasts"):
         form = "moments" if getattr(settings, "against", None) else None
         bill = price(problem, changes, settings.samples, settings.seed, form=form)
@@ -303,8 +308,6 @@ def announced(
     changes: Mapping[str, Change],
     settings: PricingSettings | QuantisingSettings,
     measured: float,
-    *,
-    diagonal: bool,
 ) -> str:
     """Estimate passes, minutes and bytes, from one forward pass and one change of each kind.
 
@@ -313,7 +316,6 @@ def announced(
         changes: changes to price.
         settings: numbers of windows and of samples.
         measured: passes over other text, in those over `problem`'s.
-        diagonal: whether the diagonal is kept as a tensor.
 
     Returns:
         A sentence.
@@ -321,6 +323,8 @@ def announced(
     if not any(change.new for change in changes.values()):
         passes = f"{settings.sequences} forward and {settings.samples} backward passes at least"
         return f"{len(changes)} changes: {passes}, one of each for every window of the text"
+    # else gradients are kept, a few at a time
+    diagonal = getattr(settings, "against", "") or all(c.format for c in changes.values())
     parameters, making, wall = problem.parameters, 0.0, time.perf_counter()
     on_cpu = next(iter(parameters.values())).device.type == "cpu"
     clock = time.process_time if on_cpu else time.perf_counter

@@ -6,10 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -22,7 +23,6 @@ from hessblocks.data import documents_of
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.pricing import (
-    announced,
     drawn_batches,
     finished,
     note_history,
@@ -114,7 +114,7 @@ def measure_quantise(
     free = [*BUDGETS, "file"]
     drawn = {name: value for name, value in config.items() if name not in free}
     problem = Problem(subject.model, text, loss="causal-lm")
-    before = finished(folder, config, [*BUDGETS, "file"])
+    before = finished(folder, config, free)
     before = before if before.get("size") == _size(file) else {}
     if file.exists() and not before:
         raise ArgumentError(f"FILE: {file} exists already; remove it, or give another name.")
@@ -122,9 +122,7 @@ def measure_quantise(
         if before:
             return {**before, "out": str(folder)}
         measured = 3 * 2 * settings.check / settings.sequences  # before and after, for each file
-        cost = partial(announced, problem, target.changes, settings, measured, diagonal=True)
-        identity = storage.identity_of(drawn)
-        bill = stored_bill(problem, target.changes, settings, folder, identity, progress, cost)
+        bill = stored_bill(problem, target.changes, settings, folder, drawn, progress, measured)
         chosen = target.allocate(bill)
         with progress.stage("file"):
             chosen.save(file, source=source, tokenizer=tokenizer)
@@ -319,24 +317,17 @@ def _apart(bill: Bill, bytes: float) -> float:
         assert change.format is not None
         for view in change.views:
             forecast = replace(price.forecast, value=float(row[columns.index(view.parameter)]))
-            stored = change.format.bytes(view.shape)
-            prices.append(
-                replace(
-                    price, forecast=forecast, place=view.parameter, size=view.size, bytes=stored
-                )
-            )
+            of_view = {"bytes": change.format.bytes(view.shape), "forecast": forecast}
+            prices.append(replace(price, place=view.parameter, size=view.size, **of_view))
     chosen = allocate(prices, bytes=bytes - bill.untouched(prices))
     return sum(price.forecast.value for price in chosen)
 
 
 def _front(bill: Bill) -> list[dict[str, float]]:
     """Forecast the cost of allocations from the least to the largest size."""
-    least, largest = _sizes(bill)
-    points = []
-    for step in range(FRONT):
-        allocation = bill.allocate(bytes=least * (largest / least) ** (step / (FRONT - 1)) + 1)
-        points.append({"bytes": allocation.bytes, "forecast": allocation.total.forecast.value})
-    return points
+    sizes = np.geomspace(*_sizes(bill), FRONT)
+    allocations = [bill.allocate(bytes=float(size) + 1) for size in sizes]
+    return [{"bytes": a.bytes, "forecast": a.total.forecast.value} for a in allocations]
 
 
 def _sizes(bill: Bill) -> tuple[int, int]:

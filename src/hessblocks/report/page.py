@@ -341,11 +341,5 @@ def _estimate(estimate: Average | ResultRow | None) -> dict[str, float | None]:
 def _ratio(ratio: Heterogeneity[Average] | None) -> dict[str, Any] | None:
     if ratio is None:
         return None
-    return {
-        **_estimate(ratio.ratio),
-        "low": ratio.low,
-        "high": ratio.high,
-        "largest": ratio.largest,
-        "smallest": ratio.smallest,
-        "zero_groups": list(ratio.zero_groups),
-    }
+    ends = {name: getattr(ratio, name) for name in ("low", "high", "largest", "smallest")}
+    return {**_estimate(ratio.ratio), **ends, "zero_groups": list(ratio.zero_groups)}

@@ -21,10 +21,10 @@ def carry_out(
     work: Callable[..., None],
     settings: SharedSettings,
     out: Path,
-    *,
     text: DataSettings,
+    following: str,
+    *,
     as_json: bool,
-    hint: Callable[[Comparison], str],
 ) -> None:
     """Load the data, train, write the report, and print the results.
 
@@ -33,8 +33,8 @@ def carry_out(
         settings: settings of the training.
         out: run folder.
         text: settings of the training text.
+        following: command that is suggested next.
         as_json: print one JSON object instead of the table.
-        hint: makes the command that is suggested next, from the results.
 
     Raises:
         RunError: every run diverged.
@@ -57,7 +57,7 @@ def carry_out(
     terminal.show(
         summary(comparison, seconds=seconds),
         [*_lines(comparison), f"{seconds:.0f} s: {', '.join(shares)}"],
-        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint(comparison)}"])],
+        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {following}"])],
         as_json=as_json,
         width=terminal.WIDE,
     )
