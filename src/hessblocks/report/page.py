@@ -47,7 +47,11 @@ def write_report(folder: AnyPath) -> Path:
     folder = Path(folder)
     results = load_results(folder)
     comparison = compare_results(results)
-    rows = [*map(comparison_cells, comparison.rows), *_table_of_pairs(comparison)]
+    presets, rows = comparison.presets, list(map(comparison_cells, comparison.rows))
+    if results.reference is not None:
+        reference = f"{results.reference:.3f}"
+        bigrams = {"Preset": "bigram table", "Final loss (nats per token)": reference}
+        rows.append(tuple(bigrams.get(name, templates.ABSENT) for name in COLUMNS))
     cells = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
     columns = {
         name: column
@@ -58,8 +62,10 @@ def write_report(folder: AnyPath) -> Path:
     return templates.write_page(
         folder,
         "comparison.html",
-        title=f"hessblocks {results.settings.command}: {', '.join(comparison.presets)}",
-        heading=f"hessblocks: {_heading(comparison.presets)}",
+        title=f"hessblocks {results.settings.command}: {', '.join(presets)}",
+        heading=f"hessblocks: the transformer block {presets[0]}"
+        if len(presets) == 1
+        else f"hessblocks: {len(presets)} transformer blocks compared",
         headline=headline(comparison),
         found=comparison,
         columns=list(columns),
@@ -71,12 +77,6 @@ def write_report(folder: AnyPath) -> Path:
         environment=results.environment,
         files=FILES,
     )
-
-
-def _heading(presets: Sequence[str]) -> str:
-    if len(presets) == 1:
-        return f"the transformer block {presets[0]}"
-    return f"{len(presets)} transformer blocks compared"
 
 
 def _final_loss(row: ComparisonRow) -> str:
@@ -116,14 +116,6 @@ COLUMNS: dict[str, Callable[[ComparisonRow], str]] = {
 def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
     """Format the cells of one row: one for each of COLUMNS."""
     return tuple(cell(row) for cell in COLUMNS.values())
-
-
-def _table_of_pairs(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """Yield the row of the bigram table, if its loss was computed."""
-    if comparison.results.reference is not None:
-        reference = f"{comparison.results.reference:.3f}"
-        cells = {"Preset": "bigram table", "Final loss (nats per token)": reference}
-        yield tuple(cells.get(name, templates.ABSENT) for name in COLUMNS)
 
 
 def command_line(folder: Path) -> str:
