@@ -159,10 +159,16 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
                 )
 
 
+def described(blocks: Sequence[BlockConfig]) -> dict[str, Any] | list[dict[str, Any]]:
+    """Make the field `block` of a configuration; one description if all layers are equal."""
+    alike = all(block == blocks[0] for block in blocks)
+    return blocks[0].to_dict() if alike else [block.to_dict() for block in blocks]
+
+
 SHARED = (
     *("width", "resolved_head_width", "position", "final_norm"),
     *("logit_softcap", "carried"),
 )
 """Fields that all blocks of a model share."""
-SIZES = tuple(name for name, one in vars(HessblocksConfig).items() if isinstance(one, _OfBlock))
+SIZES = tuple(name for name, size in vars(HessblocksConfig).items() if isinstance(size, _OfBlock))
 """Hugging Face's names of the block's sizes."""

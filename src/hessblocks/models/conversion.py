@@ -26,7 +26,7 @@ from hessblocks.blocks import (
 )
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.configuration import HessblocksConfig, described
 from hessblocks.models.heads import HessblocksForCausalLM
 from hessblocks.models.saved import load
 
@@ -246,13 +246,11 @@ def from_pretrained_blocks(model_or_folder: PreTrainedModel | AnyPath) -> Hessbl
     loaded = isinstance(model_or_folder, PreTrainedModel)
     model: Any = model_or_folder if loaded else load(cast(AnyPath, model_or_folder))[0]
     blocks = _blocks_of(model.config)
-    alike = all(block == blocks[0] for block in blocks)
-    described = [block.to_dict() for block in (blocks[:1] if alike else blocks)]
     original = model.config.to_diff_dict()
     config = HessblocksConfig(
         depth=len(blocks),
         context=model.config.max_position_embeddings,
-        block=described[0] if alike else described,
+        block=described(blocks),
         embedding_std=model.config.initializer_range,
         family={name: value for name, value in original.items() if name not in LEFT_OUT},
         **{name: getattr(model.config, name) for name in KEPT},
@@ -293,7 +291,6 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
         raise ArgumentError("model: expected a model that hb.from_pretrained_blocks made")
     blocks = model.config.blocks
     fields: dict[str, Any] = {name: getattr(model.config, name) for name in KEPT}
-    kind = family["model_type"]
     fields["num_hidden_layers"] = len(blocks)
     if isinstance(blocks[0].position, LearnedPosition):
         fields["max_position_embeddings"] = model.config.context
@@ -306,11 +303,11 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
         setattr(config, name, value)
     for layer, (block, stated) in enumerate(zip(blocks, _blocks_of(config), strict=True)):
         if block != stated:
-            fields = block.to_dict()
-            name = next(name for name, value in stated.to_dict().items() if fields[name] != value)
+            stated_fields = stated.to_dict().items()
+            name = next(name for name, value in stated_fields if block.to_dict()[name] != value)
             raise ArgumentError(
-                f"model: the configuration of {kind} cannot say that layer {layer} has another "
-                f"{name}; hb.to_gguf writes a Llama with layers of different sizes"
+                f"model: the configuration of {config.model_type} cannot say that layer {layer} "
+                f"has another {name}; hb.to_gguf writes a Llama with layers of different sizes"
             )
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         places = AutoModelForCausalLM.from_config(config).state_dict()
@@ -322,15 +319,13 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
 
 def _sizes_that_differ(block: BlockConfig, config: Any) -> dict[str, int]:
     """Return the sizes of a block that a configuration has otherwise, under its names."""
-    (default, *_), names = (
-        _blocks_of(config),
-        {
-            "resolved_mlp_width": ("intermediate_size", "n_inner"),
-            "heads": ("num_attention_heads",),
-            "resolved_key_value_heads": ("num_key_value_heads",),
-            "resolved_head_width": ("head_dim",),
-        },
-    )
+    default = _blocks_of(config)[0]
+    names = {
+        "resolved_mlp_width": ("intermediate_size", "n_inner"),
+        "heads": ("num_attention_heads",),
+        "resolved_key_value_heads": ("num_key_value_heads",),
+        "resolved_head_width": ("head_dim",),
+    }
     changes: dict[str, int] = {}
     for size, fields in names.items():
         if (value := getattr(block, size)) != getattr(default, size):

@@ -1,8 +1,8 @@
 """Trunk of Hugging Face models made of blocks: embeddings, layers, final norm."""
 
 import warnings
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -27,14 +27,6 @@ from hessblocks.models.pretrained import HessblocksPreTrainedModel, check_keywor
 
 _Given = tuple[Tensor, Tensor | None, Tensor | None, Cache | None]
 """Hidden states, mask, positions and cache of a forward pass."""
-
-
-@dataclass(frozen=True)
-class _Window:
-    """Minimal configuration from which transformers makes sliding-window masks."""
-
-    _attn_implementation: str
-    sliding_window: int
 
 
 class Layer(GradientCheckpointingLayer, Block):
@@ -258,7 +250,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
                 f"{' or '.join(WITH_MASKS)}"
             )
         if mask is None or mask.ndim == 2:
-            config: Any = _Window(name, window)
+            # all of a configuration that transformers reads for the mask of a sliding window
+            config: Any = SimpleNamespace(_attn_implementation=name, sliding_window=window)
             return create_sliding_window_causal_mask(config, x, mask, cache, position_ids=positions)
         queries = past + torch.arange(x.shape[1], device=x.device)
         keys = torch.arange(mask.shape[-1], device=x.device)

@@ -82,7 +82,10 @@ class Saved:
         if is_gguf(source):
             return cls._in_file(source, Path(source))
         location = _place(source)
-        _warn_of_other_weights(source, Path(location))
+        folder = Path(location)
+        if (folder / storage.MANIFEST).is_file() and (fault := storage.check_in_place(folder)):
+            words = f"MODEL: {source} {fault}; it is taken as it is now"
+            warnings.warn(words, storage.DamageWarning, stacklevel=3)
         with quiet():
             return cls(source=source, location=location, config=_config(source, location))
 
@@ -114,8 +117,8 @@ class Saved:
         try:
             if self.reader:
                 return str(self.reader.fields["general.license"].contents())
-            found = (metadata_load(_folder_of(self.location) / storage.CARD) or {})["license"]
-            return found if isinstance(found, str) else None
+            named = (metadata_load(_folder_of(self.location) / storage.CARD) or {})["license"]
+            return named if isinstance(named, str) else None
         except Exception:  # a file from elsewhere may cause any kind of error
             return None
 
@@ -274,18 +277,6 @@ def _place(source: str) -> str:
     return source
 
 
-def _warn_of_other_weights(source: str, folder: Path) -> None:
-    """Warn if the files of a model trained by hessblocks have changed or belong to another run."""
-    if not (folder / storage.MANIFEST).is_file():
-        return
-    if fault := storage.check_in_place(folder):
-        warnings.warn(
-            f"MODEL: {source} {fault}; it is taken as it is now",
-            storage.DamageWarning,
-            stacklevel=4,
-        )
-
-
 def _config(source: str, location: str) -> Any:
     storage.check_model_folder(_folder_of(location))
     try:
@@ -306,7 +297,11 @@ def _config(source: str, location: str) -> Any:
             f"is transformers' {config.model_type}",
             stacklevel=5,
         )
-    _check_alone(source, location)
+    if find_adapter_config_file(location, local_files_only=True):
+        raise ArgumentError(
+            f"MODEL: {source} holds an adapter of another model; merge both and give the merged "
+            "model."
+        )
     return config
 
 
@@ -316,15 +311,6 @@ def _folder_of(location: str) -> Path:
         return Path(location)
     cached = try_to_load_from_cache(location, "config.json")
     return Path(cached).parent if isinstance(cached, str) else Path(location)
-
-
-def _check_alone(source: str, location: str) -> None:
-    """Refuse an adapter without its base model."""
-    if find_adapter_config_file(location, local_files_only=True):
-        raise ArgumentError(
-            f"MODEL: {source} holds an adapter of another model; merge both and give the merged "
-            "model."
-        )
 
 
 def _first_line(error: Exception) -> str:
