@@ -154,8 +154,8 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
             if value != first:
                 name = name.removeprefix("resolved_")
                 raise ArgumentError(
-                    f"{name}: a model has one, but blocks 0 and {index} differ in it, {first!r} "
-                    f"and {value!r}; give {name} once for all blocks"
+                    f"{name}: all blocks of a model share it, but blocks 0 and {index} have "
+                    f"{first!r} and {value!r}; give {name} once for all blocks"
                 )
 
 

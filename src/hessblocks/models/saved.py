@@ -4,7 +4,8 @@ import hashlib
 import os
 import re
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -93,13 +94,8 @@ class Saved:
     def _in_file(cls, source: str, path: Path) -> Self:
         reader = check_gguf(path)
         folder = str(path.parent)
-        with quiet(), reading(reader):
-            try:
-                config = AutoConfig.from_pretrained(folder, gguf_file=path.name, **_LOCAL)
-            except Exception as error:  # a file from elsewhere may cause any kind of error
-                raise RunError(
-                    f"MODEL: {source} cannot be loaded ({_first_line(error)})."
-                ) from error
+        with quiet(), reading(reader), _loading(source):
+            config = AutoConfig.from_pretrained(folder, gguf_file=path.name, **_LOCAL)
         complete_config(path, reader, config)
         return cls(source=source, location=folder, config=config, gguf=path.name, reader=reader)
 
@@ -152,30 +148,18 @@ class Saved:
             keywords["config"] = self.config  # reading it again would take seconds
         quantised = self.gguf or getattr(self.config, "quantization_config", None)
         bars = without_bars() if quantised else nullcontext()
-        with quiet(), reading(self.reader), bars:
-            try:
-                if self.gguf:
-                    types = stored_types(Path(self.source), self.reader, self.config, auto)
-                model, report = auto.from_pretrained(
-                    self.location,
-                    **_LOCAL,
-                    use_safetensors=True,
-                    dtype=torch.float32,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # then the loading information names them
-                    **keywords,
-                )
-            except (HessblocksError, MemoryError):
-                raise
-            except SafetensorError as error:
-                raise RunError(
-                    f"{self.source}: the weights are damaged or cut off ({error}); copy or save "
-                    "the model again"
-                ) from error
-            except Exception as error:  # files from elsewhere may cause any kind of error
-                raise RunError(
-                    f"MODEL: {self.source} cannot be loaded ({_first_line(error)})."
-                ) from error
+        with quiet(), reading(self.reader), bars, _loading(self.source):
+            if self.gguf:
+                types = stored_types(Path(self.source), self.reader, self.config, auto)
+            model, report = auto.from_pretrained(
+                self.location,
+                **_LOCAL,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # then the loading information names them
+                **keywords,
+            )
         check_complete(self.source, {**report, "missing_keys": (), "unexpected_keys": ()})
         for name, weight in model.named_parameters():
             if not weight.isfinite().all():
@@ -229,6 +213,21 @@ class Saved:
                     raise RunError(f"{reason}; save it again.") from error
         warnings.warn(reason, stacklevel=3)
         return None
+
+
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """Report an error of transformers, which any content of a file may cause, in a sentence."""
+    try:
+        yield
+    except (HessblocksError, MemoryError):
+        raise
+    except SafetensorError as error:
+        raise RunError(
+            f"{source}: the weights are damaged or cut off ({error}); copy or save the model again"
+        ) from error
+    except Exception as error:
+        raise RunError(f"MODEL: {source} cannot be loaded ({_first_line(error)}).") from error
 
 
 def context_of(model: nn.Module) -> int | None:
