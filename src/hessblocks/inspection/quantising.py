@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from hessblocks import export, storage
 from hessblocks.bill import Allocation, Bill, Change, allocate, change_each, in_format
@@ -31,7 +33,7 @@ from hessblocks.inspection.subject import Subject
 from hessblocks.models import load_saved
 from hessblocks.progress import Progress
 from hessblocks.settings import BUDGETS, QuantisingSettings, make
-from hessblocks.tensor_formats import FUSED, KINDS, MIXES, formats, mix
+from hessblocks.tensor_formats import FUSED, KINDS, MIXES, as_rows, formats, mix
 from hessblocks.training import claimed, resolve_device
 
 FORMATS = {
@@ -126,10 +128,12 @@ def measure_quantise(
         chosen = target.allocate(bill)
         with progress.stage("file"):
             chosen.save(file, source=source, tokenizer=tokenizer)
-            _check_written(file, chosen, target)
+            stored = _read_back(file, chosen, target)
         found: dict[str, Any] = {"command": "quantise", "model": subject.name, "file": str(file)}
         found["told"] = told
-        found |= _summary(bill, chosen, target, {"input_ids": other}, file, folder, progress)
+        found |= _summary(
+            bill, chosen, stored, target, {"input_ids": other}, file, folder, progress
+        )
         storage.write_json(folder / "summary.json", found)
         if finish:
             finish(folder)
@@ -223,29 +227,36 @@ class _Target:
         return bill.allocate(bytes=most - self.header)
 
 
-def _check_written(file: Path, chosen: Allocation, target: _Target) -> None:
-    """Read a file back, and compare each weight with what was priced, bit by bit.
+def _read_back(
+    file: Path, chosen: Allocation, target: _Target
+) -> Mapping[str, Float[Tensor, "..."]]:
+    """Read the weights of a file, and compare each with what was packed, bit by bit.
+
+    Returns:
+        Parameter → its values.
 
     Raises:
         RunError: one differs.
     """
-    own_formats, plain = chosen.formats, plain_model(chosen.model)
+    plain = plain_model(chosen.model)
     if target.tensors:
         stored = export.read_gguf(file, target.tensors)
     else:
         stored = stored_weights(str(file), [name for name, _ in plain.named_parameters()])
     for name, parameter in plain.named_parameters():
         expected = parameter.detach().float().cpu()
-        if name in own_formats:
-            own, importance = own_formats[name]
-            expected = own.rounded(expected, importance)
+        if name in chosen.packed:
+            unpack, rows = chosen.formats[name][0].unpack, as_rows(parameter)
+            expected = unpack(chosen.packed[name], rows.shape).view(parameter.shape)
         if not torch.equal(stored[name], expected):
             raise RunError(f"{file}: {name} is not what was priced; do not use the file")
+    return stored
 
 
 def _summary(
     bill: Bill,
     chosen: Allocation,
+    stored: Mapping[str, Float[Tensor, "..."]],
     target: _Target,
     other: Any,
     file: Path,
@@ -258,14 +269,15 @@ def _summary(
     below = [name for name in order if sizes[name] <= chosen.bytes][-1:]
     above = [name for name in order if sizes[name] > chosen.bytes][:1]
     asked = target.settings.size_of
-    measured = dict.fromkeys([*([asked] if asked else []), *below, *above])
+    measured = [asked] if asked else [*below, *above]
     rows = []
     with progress.stage("measurement"):
         for name, names in {"this file": chosen.names, **target.mixes}.items():
             mixed = bill.chosen(names)
             row: dict[str, Any] = bill.sum(names).to_rows()[0]
             if name == "this file" or name in measured:
-                row = bill.together(names, other).to_rows()[0]
+                new = stored if name == "this file" else None
+                row = bill.together(names, other, new).to_rows()[0]
             about = {"name": name, "bytes": mixed.bytes, "bits": mixed.bits}
             rows.append({key: {**row, **about}.get(key) for key in FILES})
     storage.write_table(folder / "files.csv", FILES, rows)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib as mpl
 from matplotlib.figure import Figure as Drawn
 
-from hessblocks.drawing import draw_heatmap, set_scale, short_name
+from hessblocks.drawing import LEGEND_INCHES, draw_heatmap, set_scale, short_name
 from hessblocks.figures import MATPLOTLIB, PHONE, Figure, Panel, Series, log_axis, plain_math
 from hessblocks.report.comparison_figures import PARTS
 from hessblocks.report.templates import drawn_picture, layer_map, log10
@@ -15,8 +15,6 @@ from hessblocks.storage import CurvatureResults, SpectrumRow
 
 LOOKS = {"outer": ("#0072B2", "s"), "functional": ("#E69F00", "^"), "full": ("#000000", "o")}
 """Colour and marker of each part."""
-LEGEND_INCHES = 2.2
-"""Width of a legend entry, in inches."""
 MANY = 60
 """A line for each of more groups than this would be longer than anybody reads."""
 MOST_KINDS = 40

@@ -1,7 +1,7 @@
 """Storage formats of runtimes: bytes of a tensor, packing and unpacking."""
 
 from hessblocks.tensor_formats.floats import FLOATS
-from hessblocks.tensor_formats.format import FUSED, Format, library
+from hessblocks.tensor_formats.format import FUSED, Format, as_rows, library
 from hessblocks.tensor_formats.integers import GROUP, INTEGERS
 from hessblocks.tensor_formats.llama import KINDS, LLAMA, MIXES, mix
 

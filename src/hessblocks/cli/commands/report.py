@@ -98,15 +98,10 @@ def _is_run(folder: Path) -> bool:
 
 def _run_page(folder: Path) -> tuple[Path, list[str]]:
     """Write the page of a run; return its path and no missing parts."""
-    from hessblocks import report as pages
+    from hessblocks.report import PAGES, write_report
     from hessblocks.storage import held, read_object
 
-    writers = {
-        "curvature": pages.write_curvature_report,
-        "price": pages.write_price_report,
-        "quantise": pages.write_quantise_report,
-        "simplify": pages.write_simplify_report,
-    }
     with held(folder):
         command = str(read_object(folder / "config.json").get("command"))
-        return writers.get(command, pages.write_report)(folder), []
+        write = PAGES[command].write if command in PAGES else write_report
+        return write(folder), []

@@ -5,9 +5,7 @@ from hessblocks.cli.terminal.console import (
     NARROWEST,
     WIDE,
     comparison_table,
-    curvature_table,
     plain_table,
     show,
-    summary_lines,
 )
 from hessblocks.cli.terminal.signal_screen import described, lines

@@ -11,7 +11,6 @@ from rich.table import Table
 from hessblocks import report
 from hessblocks.escape import printable, printable_lines
 from hessblocks.statistics import Average
-from hessblocks.storage import CurvatureResults
 
 NARROWEST = 120
 """Width of a line, in characters, if the output is not a terminal."""
@@ -21,7 +20,7 @@ WIDE = 140
 
 def show(
     described: Mapping[str, Any],
-    lines: Iterable[Table | str],
+    lines: Iterable[Table | report.Table | str],
     end: list[str] | None = None,
     *,
     as_json: bool,
@@ -31,7 +30,7 @@ def show(
 
     Args:
         described: results as JSON values.
-        lines: tables, and text that is wrapped at the width.
+        lines: tables, headings with rows, and text that is wrapped at the width.
         end: lines that are not wrapped, such as paths.
         as_json: print `described` as one JSON object, and nothing else.
         width: width of a line, in characters, if the output is a file or a pipe.
@@ -43,7 +42,10 @@ def show(
     if not screen.is_terminal:
         screen.width = width
     for line in lines:
-        screen.print(printable(line) if isinstance(line, str) else line)
+        if isinstance(line, str):
+            screen.print(printable(line))
+        else:
+            screen.print(plain_table(*line) if isinstance(line, tuple) else line)
     for line in end or []:
         print(printable(line))
 
@@ -97,31 +99,3 @@ def _number(average: Average | None, form: str) -> str:
         return ""
     error = f" ± {average.standard_error:{form}}" if average.seeds > 1 else ""
     return f"{average.value:{form}}{error}"
-
-
-def curvature_table(results: CurvatureResults, shown: int) -> Table:
-    """Make the table of norms, one group per row, the largest norm first."""
-    rows = [
-        (group, *(report.norm_text(results.norms[group][part]) for part in results.parts))
-        for group in results.by_size()[:shown]
-    ]
-    return plain_table(("group", *(f"‖{part}‖" for part in results.parts)), rows)
-
-
-def summary_lines(results: CurvatureResults, shown: int) -> list[str]:
-    """Explain the table, and list the numbers of the whole model."""
-    lines = ["Frobenius norms of the groups' own blocks (nats per token), ± 1 standard error"]
-    if len(results.norms) > shown:
-        lines.append(f"the {shown} largest of {len(results.norms)} groups; the report has them all")
-    for part, ratio in results.heterogeneity.items():
-        text = report.heterogeneity_text(ratio)
-        lines.append(f"heterogeneity of {part}, largest over smallest: {text}")
-    for part, share in results.off_diagonal_shares.items():
-        lines.append(f"off-diagonal share of {part}: {report.norm_text(share)}")
-    for group, values in list(results.eigenvalues.items())[:shown]:
-        lines.append(
-            f"largest eigenvalues of H, {group or report.WHOLE}: {report.eigenvalue_text(values)}"
-        )
-    for part, names in results.zero_groups().items():
-        lines.append(f"zero curvature ({part}): {report.short_names(names)}")
-    return lines
