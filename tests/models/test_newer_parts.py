@@ -259,7 +259,7 @@ def test_generation_behind_padding_equals_that_of_the_row_alone(name: str, stati
     assert torch.equal(found[1, 2:], alone[0])
     if name.startswith("alibi"):
         given = {"position_ids": 2 * mask.cumsum(1), "past_key_values": DynamicCache()}
-        with pytest.raises(ArgumentError, match="counts the unpadded tokens by itself"):
+        with pytest.raises(ArgumentError, match="counts the unpadded tokens itself"):
             model(tokens, attention_mask=mask, use_cache=True, **given)
 
 

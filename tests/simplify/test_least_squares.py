@@ -6,8 +6,7 @@ from operator import add
 import pytest
 import torch
 
-from hessblocks.simplify import NormalEquations, Refit
-from hessblocks.simplify.least_squares import RIDGES
+from hessblocks.simplify.least_squares import RIDGES, NormalEquations, Refit
 
 
 def problem(tokens: int = 60, inputs: int = 5, outputs: int = 3) -> tuple[torch.Tensor, ...]:

@@ -72,7 +72,7 @@ def edit_manifest(folder: Path, **changed: object) -> None:
     [
         (lambda folder: (folder / "weights").write_text("x"), "has another weights"),
         (lambda folder: (folder / "weights").unlink(), "lacks its weights"),
-        (lambda folder: (folder / "more").touch(), "holds more, which is not of it"),
+        (lambda folder: (folder / "more").touch(), "holds more, which is not one of its files"),
         (
             lambda folder: (folder / "seal.json").write_text("[]"),
             "has a damaged seal.json",

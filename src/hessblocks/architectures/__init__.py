@@ -3,7 +3,6 @@
 from hessblocks.architectures.table import (
     ARCHITECTURES,
     OURS,
-    Architecture,
     Heads,
     Rule,
     Span,

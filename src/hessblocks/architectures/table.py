@@ -145,7 +145,7 @@ _INSIDE = {
 }
 """Role of each group of a layer, except query, key, value and projection."""
 _OUTSIDE = {
-    **{f"embedding.{of}": "embedding" for of in ("token", "position", "segment", "patch")},
+    **{f"embedding.{part}": "embedding" for part in ("token", "position", "segment", "patch")},
     "embedding.norm": "norm",
     "final.norm": "norm",
     "head": "head",

@@ -145,10 +145,10 @@ PAIRS = (
 
 
 def _pairs(block: BlockFields) -> Iterator[str]:
-    for part, other, advice in PAIRS:
-        field, is_there = PRESENT[part]
-        if is_there(block) and PRESENT[other][1](block):
-            yield f"{field}: {part} and {other} exclude each other{advice}"
+    for first, second, advice in PAIRS:
+        field, has_first = PRESENT[first]
+        if has_first(block) and PRESENT[second][1](block):
+            yield f"{field}: {first} and {second} exclude each other{advice}"
 
 
 def _no_scores(block: BlockFields) -> Iterator[str]:

@@ -30,7 +30,7 @@ from hessblocks import storage
 from hessblocks.conventions import AnyPath
 from hessblocks.data.texts import Text, cut_runs, pieces_of, slices_of, thinned
 from hessblocks.errors import ArgumentError, RunError, in_units
-from hessblocks.settings import SMALLEST_VOCABULARY
+from hessblocks.settings import VOCABULARY
 from hessblocks.storage import atomic_path, write_text
 
 Build = Callable[[Path], Mapping[str, Any]]
@@ -145,13 +145,10 @@ def check_vocabulary(size: int) -> None:
     """Refuse a vocabulary that cannot hold every byte.
 
     Raises:
-        ArgumentError: `size` is below `SMALLEST_VOCABULARY`.
+        ArgumentError: `size` is below 257: 256 bytes and the end of text.
     """
-    if size < SMALLEST_VOCABULARY:
-        raise ArgumentError(
-            f"--vocab-size: expected at least {SMALLEST_VOCABULARY} (256 bytes and the end of "
-            f"text), got {size}."
-        )
+    if refusal := VOCABULARY.refusal(size):
+        raise ArgumentError(f"--vocab-size: {refusal}")
 
 
 def learn_encoding(
@@ -398,12 +395,12 @@ class Corpus:
         return {"input_ids": input_ids, "labels": input_ids}
 
 
-def cached_corpus(name: str, place: str, key: Mapping[str, Any], build: Build) -> Corpus:
+def cached_corpus(name: str, entry_name: str, key: Mapping[str, Any], build: Build) -> Corpus:
     """Open the corpus of a cache entry; build it if it is missing.
 
     Args:
         name: name of the corpus.
-        place: path of the entry in the cache, without the size of the vocabulary.
+        entry_name: path of the entry in the cache, without the size of the vocabulary.
         key: all that the tokens depend on, with `vocabulary`; the version of tokenizers is added.
         build: writes the files of `write_corpus`, and returns its description.
 
@@ -411,7 +408,7 @@ def cached_corpus(name: str, place: str, key: Mapping[str, Any], build: Build) -
         The corpus, from verified files.
     """
     key = {**key, "tokenizers": tokenizers.__version__}
-    entry = cached(f"{place}-v{key['vocabulary']}", key, build)
+    entry = cached(f"{entry_name}-v{key['vocabulary']}", key, build)
     tokenizer = tokenizers.Tokenizer.from_file(str(entry.folder / "tokenizer.json"))
     kind = token_type(tokenizer.get_vocab_size())
     contents = entry.manifest["progress"]["contents"]

@@ -3,8 +3,7 @@
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hessblocks.models.build import TASKS, build, read_blocks
-from hessblocks.models.card import write_card
+from hessblocks.models.build import build, read_blocks
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.conversion import from_pretrained_blocks, to_family
 from hessblocks.models.drawing import draw_blocks
@@ -28,7 +27,6 @@ transformers.AutoModelForSequenceClassification.register(
 # transformers' Trainer reads this to decide whether label smoothing must shift the labels
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["hessblocks"] = HessblocksForCausalLM.__name__
 __all__ = [
-    "TASKS",
     "HessblocksConfig",
     "HessblocksForCausalLM",
     "HessblocksForMaskedLM",

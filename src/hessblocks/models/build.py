@@ -9,10 +9,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hessblocks import blocks
-from hessblocks.blocks import JOIN, PRESETS, BlockConfig, parted, pattern_names
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.models import heads
-from hessblocks.models.configuration import HessblocksConfig, check_pattern
+from hessblocks.models.configuration import HessblocksConfig, check_pattern, described
 from hessblocks.storage import canonical, read_object, stays_inside
 
 TASKS: dict[str, type[PreTrainedModel]] = {
@@ -98,8 +97,6 @@ def build(
     changes = [*chosen.items(), *blocks.slot_pairs(slots)]
     layers = [_block(spec, start, changes, block_fields) for spec in specs]
     check_pattern(layers, depth)
-    alike = all(layer == layers[0] for layer in layers)
-    pattern = [layer.to_dict() for layer in (layers[:1] if alike else layers)]
     named = [spec for spec in specs if isinstance(spec, str)]
     config = HessblocksConfig(
         vocab_size=vocab_size,
@@ -107,7 +104,7 @@ def build(
         context=context,
         causal=task == "causal-lm",
         preset=name or (blocks.JOIN.join(named) if len(named) == len(layers) else None),
-        block=pattern if pattern[1:] else pattern[0],
+        block=described(layers),
         tie_word_embeddings=tie_word_embeddings,
         embedding_std=layers[0].resolved_embedding_std,
     )
@@ -131,7 +128,7 @@ ENDING = ".json"
 
 
 def read_blocks(
-    words: Sequence[str], option: str = "--presets", presets: Sequence[str] = PRESETS
+    words: Sequence[str], option: str = "--presets", presets: Sequence[str] = blocks.PRESETS
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Read names of blocks; a file's block is named like the file, without the suffix.
 
@@ -149,45 +146,38 @@ def read_blocks(
     """
     files: dict[str, Path] = {}
     names = []
-    try:
-        for word in words:
-            parts = [_named(part, files) for part in pattern_names(word)]
-            for part in parts:
-                check_name(option, parted(part)[0], [*presets, *files])
-            names.append(JOIN.join(parts))
-        blocks = {name: canonical(_read(path).to_dict()) for name, path in files.items()}
-    except _FileError as refusal:
-        raise ArgumentError(f"{option}: {refusal}") from refusal
+    for word in words:
+        parts = [_named(part, files, option) for part in blocks.pattern_names(word)]
+        for part in parts:
+            check_name(option, blocks.parted(part)[0], [*presets, *files])
+        names.append(blocks.JOIN.join(parts))
     if not names:
         raise ArgumentError(f"{option}: expected names with commas; known: {', '.join(presets)}.")
-    return tuple(names), tuple(blocks.items())
+    texts = {name: canonical(_read(path, option).to_dict()) for name, path in files.items()}
+    return tuple(names), tuple(texts.items())
 
 
-class _FileError(Exception):
-    """Error in a file; the message does not include the argument."""
-
-
-def _named(word: str, files: dict[str, Path]) -> str:
+def _named(word: str, files: dict[str, Path], option: str) -> str:
     """Return the name of the block in `word`; add a file to `files`."""
     if ENDING not in word:
         return word
     file, ending, brackets = word.rpartition(ENDING)
     path, name = Path(file + ending), Path(file).name
-    if name in PRESETS or files.setdefault(name, path) != path:
-        raise _FileError(f"there are two blocks called {name!r}; rename {path}.")
+    if name in blocks.PRESETS or files.setdefault(name, path) != path:
+        raise ArgumentError(f"{option}: there are two blocks called {name!r}; rename {path}.")
     if not stays_inside(name) or not name or set(name) & set("+,[]"):
-        raise _FileError(f"{path}: its name cannot name a block; rename the file.")
+        raise ArgumentError(f"{option}: {path}: its name cannot name a block; rename the file.")
     return name + brackets
 
 
-def _read(path: Path) -> BlockConfig:
+def _read(path: Path, option: str) -> blocks.BlockConfig:
     """Read a block from a file in the format of `BlockConfig.to_dict`."""
     if not path.is_file():
-        raise _FileError(f"{path} is not a file; give one that exists.")
+        raise ArgumentError(f"{option}: {path} is not a file; give one that exists.")
     try:
-        return BlockConfig.from_dict(read_object(path))
+        return blocks.BlockConfig.from_dict(read_object(path))
     except (ArgumentError, RunError) as error:
-        raise _FileError(
-            f"{path} holds no block that this version knows ({error}); write it with "
+        raise ArgumentError(
+            f"{option}: {path} holds no block that this version knows ({error}); write it with "
             "BlockConfig.to_dict."
         ) from error

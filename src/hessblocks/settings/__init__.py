@@ -32,8 +32,8 @@ from hessblocks.settings.pretrained import (
 from hessblocks.settings.run_settings import (
     BUILT_IN,
     ROLES,
-    SMALLEST_VOCABULARY,
     TRACKERS,
+    VOCABULARY,
     ComparisonSettings,
     CurvatureSettings,
     DataSettings,

@@ -181,12 +181,12 @@ class PricingSettings:
             )
 
 
-def _set_numbers(settings: Any, name: str, kind: Any, least: float, most: float) -> None:
+def _set_numbers(settings: Any, name: str, kind: Any, least: float, largest: float) -> None:
     """Convert the entries of --round, --prune, --cache or --activations to numbers in a range."""
     numbers = []
     for word in getattr(settings, name):
         with suppress(ValueError):
-            if least <= (number := kind(word)) <= most:
+            if least <= (number := kind(word)) <= largest:
                 numbers.append(number)
                 continue
         expected = "bits from 2 to 8" if kind is int else "shares between 0 and 1"
@@ -240,10 +240,10 @@ class QuantisingSettings:
         Raises:
             ArgumentError: none or several are given.
         """
-        given = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(given) != 1:
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(budgets) != 1:
             raise ArgumentError("--size-of: give one of --size-of, --bytes, --bits and --nats.")
-        return given[0]
+        return budgets[0]
 
     def check_file(self, file: Path) -> None:
         """Refuse a file that is not of the form of `to`, or sizes that are none or several.
@@ -264,7 +264,7 @@ class QuantisingSettings:
 
 
 REMOVALS = ("layer", "attention", "linear map", "heads", "mlp units")
-"""Kinds of removal; names of `simplify.KINDS`, whose import loads torch."""
+"""Kinds of removal; names of `simplify.table.KINDS`, whose import loads torch."""
 SHARE = Range(lambda value: 0 <= value < 1, "a share from 0, below 1")
 
 

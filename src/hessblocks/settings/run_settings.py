@@ -251,15 +251,11 @@ def is_due(every: int, step: int, last: int) -> bool:
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 """Experiment trackers."""
 STARTS = ("scaled", "fixed")
-"""Initialisations of weights; the same as `blocks.STARTS`, whose import loads torch."""
+"""Initialisations of weights; the same as `blocks.presets.STARTS`, whose import loads torch."""
 
 
-SMALLEST_VOCABULARY = 257
-"""Smallest size of a vocabulary that is learnt: 256 bytes and the end of text."""
-VOCABULARY = marks.Range(
-    lambda value: value >= SMALLEST_VOCABULARY,
-    f"at least {SMALLEST_VOCABULARY} (256 bytes and the end of text)",
-)
+VOCABULARY = marks.Range(lambda value: value >= 257, "at least 257 (256 bytes and the end of text)")
+"""Sizes of a vocabulary that is learnt."""
 
 BUILT_IN = ("python-code", "random")
 """Names of built-in data, which are not paths."""

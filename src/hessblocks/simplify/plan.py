@@ -196,8 +196,8 @@ def _goal(model: HessblocksForCausalLM, save: float) -> float:
 def _too_much(model: HessblocksForCausalLM, save: float, largest: float) -> ArgumentError:
     share = largest / sum(parameter.numel() for parameter in model.parameters())
     return ArgumentError(
-        f"save: {save:.1%} of the parameters are more than can go; with the kinds that were asked "
-        f"for it is {share:.1%}"
+        f"save: {save:.1%} of the parameters are more than can go; these kinds of removal save "
+        f"{share:.1%} at most"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import ModelCardData
 from jaxtyping import Int
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from hessblocks import export, models, storage
 from hessblocks.conventions import AnyPath
 from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration
+from hessblocks.escape import printable
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make
@@ -36,6 +39,7 @@ from hessblocks.simplify.table import (
     check_removals,
     measure_removals,
 )
+from hessblocks.storage import CARD, write_text
 from hessblocks.training import claimed, resolve_device
 
 CHEAPEST = 60
@@ -390,7 +394,7 @@ def _save(
             raise
         except Exception as error:  # of safetensors and tokenizers, for a full disk
             raise RunError(f"--out: {folder} cannot be written ({error}).") from error
-        models.write_card(temporary, kind, facts, **about)
+        _write_card(temporary, kind, facts, **about)
         storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, {})
 
 
@@ -408,3 +412,17 @@ def _summary(name: str, model: Any, table: Removals) -> dict[str, Any]:
         "said": str(table),
         "stored": models.stored_words(model.config),
     }
+
+
+def _write_card(folder: Path, kind: str, facts: Mapping[str, Any], **about: Any) -> None:
+    """Write the card, with facts as a table; `about` are the Hub's metadata, None if unknown."""
+    about |= {"pipeline_tag": "text-generation", "tags": [kind, "hessblocks"]}
+    rows = "\n".join(f"| {_shown(name)} | {_shown(value)} |" for name, value in facts.items())
+    data = ModelCardData(**about).to_yaml().strip()
+    text = f"---\n{data}\n---\n\n# A {kind} with fewer parameters\n\n"
+    write_text(folder / CARD, f"{text}| | |\n| --- | --- |\n{rows}\n")
+
+
+def _shown(value: Any) -> str:
+    """Format a value for Markdown, on one line, with all markup escaped."""
+    return re.sub(r"([\\`*_{}\[\]<>()#|~!&$@:])", r"\\\1", printable(str(value)))

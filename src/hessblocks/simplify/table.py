@@ -237,19 +237,6 @@ def _row(candidate: Candidate, cost: Cost, total: int) -> Row:
     }
 
 
-def check_kinds(kinds: Collection[str]) -> None:
-    """Refuse an unknown kind.
-
-    Raises:
-        ArgumentError: a kind is unknown (the message lists the known ones), or one name is given
-            in place of several.
-    """
-    if isinstance(kinds, str):
-        raise ArgumentError(f"kinds: expected several names, got one; write [{kinds!r}]")
-    for kind in kinds:
-        check_name("kind", kind, KINDS)
-
-
 def check_removals(
     model: Any, text: Int[Tensor, "S T"], held_out: Int[Tensor, "H T"], kinds: Collection[str] = ()
 ) -> None:
@@ -266,7 +253,10 @@ def check_removals(
             unknown, or a text is too short or has no token ids.
     """
     check_layers(model)
-    check_kinds(kinds)
+    if isinstance(kinds, str):
+        raise ArgumentError(f"kinds: expected several names, got one; write [{kinds!r}]")
+    for kind in kinds:
+        check_name("kind", kind, KINDS)
     for name, tokens in (("text", text), ("held_out", held_out)):
         if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.shape[1] < 2:
             shape = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__

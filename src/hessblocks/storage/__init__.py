@@ -3,7 +3,6 @@
 from hessblocks.storage.config import (
     COMMAND,
     EnvironmentWarning,
-    Settings,
     differences,
     environment,
     keep_environment,
@@ -28,7 +27,6 @@ from hessblocks.storage.files import (
     json_text,
     parse_json,
     read_object,
-    read_text,
     refuse_links,
     remove_partials,
     set_aside,
@@ -62,7 +60,6 @@ from hessblocks.storage.model_folder import (
     check_model_folder,
     check_own_code,
     tensor_types,
-    weight_files,
 )
 from hessblocks.storage.store import POINTS, Store, canonical, mended_store, read_store
 from hessblocks.storage.tables import (

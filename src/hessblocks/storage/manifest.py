@@ -136,7 +136,7 @@ def check_manifest(folder: Path, run: str | None = None, name: str | None = None
     except (OSError, RunError, ValueError, KeyError, TypeError):
         return f"has a damaged {MANIFEST}"
     if added := sorted(file for file in present - set(files) if not file.startswith(".")):
-        return f"holds {added[0]}, which is not of it"
+        return f"holds {added[0]}, which is not one of its files"
     if run not in (None, manifest.get("of", run)):
         return "is of another run"
     if name not in (None, manifest.get("name", name)):

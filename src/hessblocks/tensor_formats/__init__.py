@@ -16,4 +16,4 @@ def formats() -> dict[str, Format]:
         >>> [name for name in hb.formats() if name.endswith("4")]
         ['gguf:MXFP4', 'mlx:4', 'compressed-tensors:4', 'torchao:4', 'nf4', 'mxfp4', 'nvfp4']
     """
-    return {found.name: found for found in (*LLAMA, *INTEGERS, *FLOATS)}
+    return {entry.name: entry for entry in (*LLAMA, *INTEGERS, *FLOATS)}

@@ -34,15 +34,14 @@ def llama_format(kind: str) -> Format:
     def pack(rows: Tensor, importance: Tensor | None) -> Tensor:
         numbers = library("gguf", WHY).GGMLQuantizationType
         weights = None if importance is None else importance.float().numpy()
-        found = library("libgguf", WHY).quantize_rows(rows.numpy(), numbers[kind], weights)
-        return torch.from_numpy(found)
+        packed = library("libgguf", WHY).quantize_rows(rows.numpy(), numbers[kind], weights)
+        return torch.from_numpy(packed)
 
     def unpack(packed: Tensor, shape: Sequence[int]) -> Tensor:
         numbers = library("gguf", WHY).GGMLQuantizationType
-        found = library("libgguf", WHY).dequantize_rows(
-            packed.numpy(), numbers[kind], n_per_row=shape[-1]
-        )
-        return torch.from_numpy(found).view(*shape)
+        unpack_rows = library("libgguf", WHY).dequantize_rows
+        rows = unpack_rows(packed.numpy(), numbers[kind], n_per_row=shape[-1])
+        return torch.from_numpy(rows).view(*shape)
 
     return Format(f"gguf:{kind}", count, pack, unpack, lambda shape: shape[-1] % sizes()[0] == 0)
 
@@ -78,7 +77,7 @@ def mix(name: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
         shapes[f"blk.0.attn_{n}.weight"][0] for n in "qv" if f"blk.0.attn_{n}.weight" in shapes
     ]
     shared = len(heads) == 2 and heads[0] // heads[1] >= SHARED
-    found = {}
+    types = {}
     for tensor, shape in shapes.items():
         kind, role = MIXES[name], tensor.split(".")[-2]
         layer = re.match(r"blk\.(\d+)", tensor)
@@ -88,15 +87,15 @@ def mix(name: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
             kind = _in_layer(name, role, int(layer[1]), layers, shared=shared)
         if not llama_format(kind).fits(shape):
             kind = NARROW.get(kind, kind)
-        found[tensor] = f"gguf:{kind}"
-    return found
+        types[tensor] = f"gguf:{kind}"
+    return types
 
 
 def _in_layer(name: str, role: str, layer: int, layers: int, *, shared: bool) -> str:
     """Choose the type of a matrix of a layer, besides its main type where it is one of some."""
     eighth = layers // 8
-    more = layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
-    larger = {"Q4_K_M": "Q6_K", "Q5_K_M": "Q6_K"} if more else {}
+    has_more_bits = layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+    larger = {"Q4_K_M": "Q6_K", "Q5_K_M": "Q6_K"} if has_more_bits else {}
     chosen = {
         "attn_v": {
             "Q2_K": "Q4_K" if shared else "Q3_K",

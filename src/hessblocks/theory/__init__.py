@@ -9,7 +9,7 @@ from hessblocks.theory.hessian import AttentionHessian, ScoreSplit
 from hessblocks.theory.layer import AttentionLayer, AttentionMoments
 from hessblocks.theory.limits import at_limit
 from hessblocks.theory.outer import TokenCurvature
-from hessblocks.theory.piecewise import GAINS, NORMS, Piece, PiecewiseHessian
+from hessblocks.theory.piecewise import Piece, PiecewiseHessian
 from hessblocks.theory.rank_bounds import rank_bound
 
 __all__ = [

@@ -51,9 +51,7 @@ class Observer(TrainerCallback):
 
     def __init__(self, recorder: Recorder, folder: RunFolder, corpus: Corpus) -> None:
         """Observe a run; the recorder runs before this callback and stops the clock."""
-        self.recorder = recorder
-        self.folder = folder
-        self.corpus = corpus
+        self.recorder, self.folder, self.corpus = recorder, folder, corpus
         self.wanted = recorder.settings.observation
         self.last = recorder.settings.training.steps
 

@@ -23,6 +23,6 @@ FAULTS = (
           "test_what_cannot_be_priced_is_refused_in_a_sentence", within="_other"),
     fault("price: another model's merge goes on", "{'merged': fingerprint($m)} => {}",
           "test_a_merge_and_no_check", within="measure_price"),
-    fault("price: a single bit is taken", "least <= $found <= most => True",
+    fault("price: a single bit is taken", "least <= $found <= largest => True",
           "test_what_cannot_be_priced_is_refused_in_a_sentence", within="_set_numbers"),
 )
