@@ -47,6 +47,8 @@ HELD = 8
 """Most gradients that `hb.price` holds at once."""
 INPUTS = "inputs."
 """Prefix of mean squared inputs in the file of samples."""
+PIECES = 32
+"""Most batches of the text of a check."""
 AS_STORED = "as stored"
 """Name of the change to a quantised copy."""
 TOGETHER = ("name", "bits", "forecast", "forecast_error", "measured", "measured_error", "outside")
@@ -118,14 +120,17 @@ def measure_price(
         "command": "price",
         "source": source,
         "model": {"name": subject.name, **subject.digests()},
-        "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": held_out})},
+        "data": {
+            "name": str(data),
+            "fingerprint": _fingerprint({"input_ids": text, "other": held_out}),
+        },
         "edits": list(dict.fromkeys(change.how for change in changes.values())),
         **asdict(settings),
         **({"merged": fingerprint(merging)} if merging else {}),
         **({"stored": _fingerprint(stored)} if stored else {}),
         "device": device,
     }
-    problem = Problem(subject.model, text, loss="causal-lm")
+    problem = in_pieces(subject.model, text, settings.samples)
     drawn = {name: value for name, value in config.items() if name != "allocate"}
     before = finished(folder, config, ["allocate"])
     summary = before if before.get("asked", "") == settings.allocate else {}
@@ -137,7 +142,8 @@ def measure_price(
         if not summary:
             summary = {"command": "price", "model": subject.name, "told": told}
             summary |= {"changes": len(bill), "asked": settings.allocate}
-            summary |= _summary(bill, {"input_ids": held_out}, settings, folder, progress)
+            other = in_pieces(subject.model, held_out, PIECES)
+            summary |= _summary(bill, other, settings, folder, progress)
             storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
@@ -159,7 +165,7 @@ def drawn_batches(
     texts: Sequence[Any],
     settings: PricingSettings | QuantisingSettings,
     checked: int,
-) -> tuple[dict[str, Int[Tensor, "windows tokens"]], Int[Tensor, "checked tokens"]]:
+) -> tuple[Int[Tensor, "windows tokens"], Int[Tensor, "checked tokens"]]:
     """Draw windows for the forecasts, and `checked` windows for the check."""
     name, context = subject.name, subject.context
     if context is not None and settings.tokens > context:
@@ -171,7 +177,16 @@ def drawn_batches(
         raise ArgumentError(f"MODEL: the tokenizer of {name} gives tokens that it does not know.")
     windows = Windows(ids, settings.tokens, template_start(tokenizer, settings.bare))
     drawn = windows.drawn(count + checked, settings.seed, "--sequences")
-    return {"input_ids": drawn[:count]}, drawn[count:]
+    return drawn[:count], drawn[count:]
+
+
+def in_pieces(model: nn.Module, windows: Int[Tensor, "windows tokens"], pieces: int) -> Problem:
+    """Make a problem of at least `pieces` batches, if there are as many windows.
+
+    One batch would be cut as much, after two passes to check that its rows are independent.
+    """
+    batches = [{"input_ids": rows} for rows in windows.split(max(1, len(windows) // pieces))]
+    return Problem(model, batches, loss="causal-lm")
 
 
 def _other(source: str, subject: Subject, tokenizer: Any) -> nn.Module:
@@ -378,7 +393,7 @@ def stored_weights(source: str, names: Sequence[str]) -> dict[str, Float[Tensor,
 
 
 def _summary(
-    bill: Bill, held_out: Any, settings: PricingSettings, folder: Path, progress: Progress
+    bill: Bill, held_out: Problem, settings: PricingSettings, folder: Path, progress: Progress
 ) -> dict[str, Any]:
     """Sum prices, allocate bits, check forecasts, and write the tables."""
     sets: dict[str, tuple[str, ...]] = {}

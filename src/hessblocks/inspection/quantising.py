@@ -23,8 +23,10 @@ from hessblocks.data import documents_of
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.pricing import (
+    PIECES,
     drawn_batches,
     finished,
+    in_pieces,
     note_history,
     stored_bill,
     stored_weights,
@@ -105,7 +107,10 @@ def measure_quantise(
         "command": "quantise",
         "source": source,
         "model": {"name": subject.name, **subject.digests()},
-        "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": held_out})},
+        "data": {
+            "name": str(data),
+            "fingerprint": _fingerprint({"input_ids": text, "other": held_out}),
+        },
         "formats": list(FORMATS[settings.to]),
         **asdict(settings),
         "file": str(file),
@@ -113,7 +118,7 @@ def measure_quantise(
     }
     free = [*BUDGETS, "file"]
     drawn = {name: value for name, value in config.items() if name not in free}
-    problem = Problem(subject.model, text, loss="causal-lm")
+    problem = in_pieces(subject.model, text, settings.samples)
     before = finished(folder, config, free)
     before = before if before.get("size") == _size(file) else {}
     if file.exists() and not before:
@@ -121,7 +126,8 @@ def measure_quantise(
     with claimed(folder, config, free=free):
         if before:
             return {**before, "out": str(folder)}
-        measured = 3 * 2 * settings.check / settings.sequences  # before and after, for each file
+        files = 2 if settings.size_of else 3  # this one, and the mixes beside it
+        measured = files * 2 * settings.check / settings.sequences  # before and after, for each
         bill = stored_bill(problem, target.changes, settings, folder, drawn, progress, measured)
         chosen = target.allocate(bill)
         with progress.stage("file"):
@@ -129,9 +135,8 @@ def measure_quantise(
             stored = _read_back(file, chosen, target)
         summary: dict[str, Any] = {"command": "quantise", "model": subject.name, "file": str(file)}
         summary["told"] = told
-        summary |= _summary(
-            bill, chosen, stored, target, {"input_ids": held_out}, file, folder, progress
-        )
+        other = in_pieces(subject.model, held_out, PIECES)
+        summary |= _summary(bill, chosen, stored, target, other, file, folder, progress)
         storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
@@ -256,7 +261,7 @@ def _summary(
     chosen: Allocation,
     stored: Mapping[str, Float[Tensor, "..."]],
     target: _Target,
-    held_out: Any,
+    held_out: Problem,
     file: Path,
     folder: Path,
     progress: Progress,
