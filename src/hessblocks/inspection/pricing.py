@@ -122,7 +122,7 @@ def measure_price(
         "model": {"name": subject.name, **subject.digests()},
         "data": {
             "name": str(data),
-            "fingerprint": _fingerprint({"input_ids": text, "other": held_out}),
+            "fingerprint": _fingerprint({**text, "other": held_out}),
         },
         "edits": list(dict.fromkeys(change.how for change in changes.values())),
         **asdict(settings),
@@ -130,7 +130,7 @@ def measure_price(
         **({"stored": _fingerprint(stored)} if stored else {}),
         "device": device,
     }
-    problem = in_pieces(subject.model, text, settings.samples)
+    problem = Problem(subject.model, text, loss="causal-lm")
     drawn = {name: value for name, value in config.items() if name != "allocate"}
     before = finished(folder, config, ["allocate"])
     summary = before if before.get("asked", "") == settings.allocate else {}
@@ -142,7 +142,7 @@ def measure_price(
         if not summary:
             summary = {"command": "price", "model": subject.name, "told": told}
             summary |= {"changes": len(bill), "asked": settings.allocate}
-            other = in_pieces(subject.model, held_out, PIECES)
+            other = in_pieces(subject.model, held_out)
             summary |= _summary(bill, other, settings, folder, progress)
             storage.write_json(folder / "summary.json", summary)
         if finish:
@@ -165,7 +165,7 @@ def drawn_batches(
     texts: Sequence[Any],
     settings: PricingSettings | QuantisingSettings,
     checked: int,
-) -> tuple[Int[Tensor, "windows tokens"], Int[Tensor, "checked tokens"]]:
+) -> tuple[dict[str, Int[Tensor, "windows tokens"]], Int[Tensor, "checked tokens"]]:
     """Draw windows for the forecasts, and `checked` windows for the check."""
     name, context = subject.name, subject.context
     if context is not None and settings.tokens > context:
@@ -177,15 +177,22 @@ def drawn_batches(
         raise ArgumentError(f"MODEL: the tokenizer of {name} gives tokens that it does not know.")
     windows = Windows(ids, settings.tokens, template_start(tokenizer, settings.bare))
     drawn = windows.drawn(count + checked, settings.seed, "--sequences")
-    return drawn[:count], drawn[count:]
+    return {"input_ids": drawn[:count]}, drawn[count:]
 
 
-def in_pieces(model: nn.Module, windows: Int[Tensor, "windows tokens"], pieces: int) -> Problem:
-    """Make a problem of at least `pieces` batches, if there are as many windows.
+def in_pieces(model: nn.Module, windows: Int[Tensor, "windows tokens"]) -> Problem:
+    """Make a problem of a check, with a batch for each of its passes.
 
     One batch would be cut as much, after two passes to check that its rows are independent.
+
+    Args:
+        model: the model.
+        windows: rows of tokens.
+
+    Returns:
+        The problem.
     """
-    batches = [{"input_ids": rows} for rows in windows.split(max(1, len(windows) // pieces))]
+    batches = [{"input_ids": rows} for rows in windows.split(max(1, len(windows) // PIECES))]
     return Problem(model, batches, loss="causal-lm")
 
 

@@ -23,7 +23,6 @@ from hessblocks.data import documents_of
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.pricing import (
-    PIECES,
     drawn_batches,
     finished,
     in_pieces,
@@ -109,7 +108,7 @@ def measure_quantise(
         "model": {"name": subject.name, **subject.digests()},
         "data": {
             "name": str(data),
-            "fingerprint": _fingerprint({"input_ids": text, "other": held_out}),
+            "fingerprint": _fingerprint({**text, "other": held_out}),
         },
         "formats": list(FORMATS[settings.to]),
         **asdict(settings),
@@ -118,7 +117,7 @@ def measure_quantise(
     }
     free = [*BUDGETS, "file"]
     drawn = {name: value for name, value in config.items() if name not in free}
-    problem = in_pieces(subject.model, text, settings.samples)
+    problem = Problem(subject.model, text, loss="causal-lm")
     before = finished(folder, config, free)
     before = before if before.get("size") == _size(file) else {}
     if file.exists() and not before:
@@ -135,7 +134,7 @@ def measure_quantise(
             stored = _read_back(file, chosen, target)
         summary: dict[str, Any] = {"command": "quantise", "model": subject.name, "file": str(file)}
         summary["told"] = told
-        other = in_pieces(subject.model, held_out, PIECES)
+        other = in_pieces(subject.model, held_out)
         summary |= _summary(bill, chosen, stored, target, other, file, folder, progress)
         storage.write_json(folder / "summary.json", summary)
         if finish:
