@@ -335,7 +335,7 @@ def test_a_quantised_copy_is_billed_against_its_original(
     assert 0.3 < float(together["forecast"]) / float(together["measured"]) < 3
 
     for more, said in (
-        (["--against", place / "model"], "has the weights of model itself"),
+        (["--against", place / "model"], "has the same weights as model"),
         (["--against", copy, "--round", "4"], "a quantised copy is priced alone"),
         (["--against", llama(tmp_path / "wide", width=24)], "has weights of other sizes"),
         (["--against", tmp_path / "none"], r"--against: \S+ is no"),
@@ -381,7 +381,10 @@ def test_another_vocabulary_is_no_model_to_merge_with(
     path.write_text(json.dumps(content))
     outcome = shell("price", place / "model", "--data", place / "text.txt", *FEW, "--merge", other)
     assert outcome.status == 2
-    assert "is another function than model, by its vocabulary" in sentence(outcome)
+    assert (
+        "computes something else from its weights than model, since they differ in vocabulary"
+        in sentence(outcome)
+    )
 
 
 def test_a_tokeniser_that_cannot_be_read_gives_its_reason(

@@ -148,7 +148,7 @@ def test_a_file_that_differs_from_what_was_priced_is_told(
     out = shutil.copytree(place / "out", tmp_path / "out")
     outcome = shell(*words(place, str(tmp_path / "bad.gguf"))[:-1], out, "--bits", "9")
     assert outcome.status == 1
-    assert "up_proj.weight is not what was priced" in sentence(outcome)
+    assert "up_proj.weight reads back otherwise than priced" in sentence(outcome)
 
 
 @pytest.mark.parametrize(

@@ -164,11 +164,15 @@ def drawn_batches(
     name, context = subject.name, subject.context
     if context is not None and settings.tokens > context:
         raise ArgumentError(
-            f"--tokens: {settings.tokens} are longer than the context of {context} of {name}."
+            f"--tokens: {settings.tokens} are longer than the context of {context} of {name}; ask "
+            "for fewer."
         )
     ids, count = encoded(tokenizer, texts), settings.sequences
     if len(ids) and ids.max() >= subject.vocabulary:
-        raise ArgumentError(f"MODEL: the tokenizer of {name} gives tokens that it does not know.")
+        raise ArgumentError(
+            f"MODEL: the tokenizer of {name} gives token ids up to {ids.max()}, the model knows those "
+            f"below {subject.vocabulary}; give the tokenizer that it was trained with."
+        )
     windows = Windows(ids, settings.tokens, template_start(tokenizer, settings.bare))
     drawn = windows.drawn(count + checked, settings.seed, "--sequences")
     return {"input_ids": drawn[:count]}, drawn[count:]
@@ -190,9 +194,9 @@ def _other(source: str, subject: Subject, tokenizer: Any) -> nn.Module:
         )
     if differing := other_function(model.config, second.config, vocabularies):
         raise ArgumentError(
-            f"--merge: {source} is another function than {subject.name}, by its "
-            f"{', '.join(differing[:5])}; a mean of their weights is neither. Give a model that "
-            "was trained from the same one."
+            f"--merge: {source} computes something else from its weights than {subject.name}, since "
+            f"they differ in {', '.join(differing[:5])}; give a model that was trained from the "
+            "same one."
         )
     return second
 
@@ -209,10 +213,15 @@ def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
             f"--against: {source} is not a copy of {subject.name} ({error})."
         ) from error
     if any(stored[name].shape != p.shape for name, p in matrices.items()):
-        raise ArgumentError(f"--against: {source} has weights of other sizes than {subject.name}.")
+        raise ArgumentError(
+            f"--against: {source} has weights of other sizes than {subject.name}; give a quantised "
+            "copy of it."
+        )
     differ = {n: w for n, w in stored.items() if not torch.equal(w, matrices[n].detach().cpu())}
     if not differ:
-        raise ArgumentError(f"--against: {source} has the weights of {subject.name} itself.")
+        raise ArgumentError(
+            f"--against: {source} has the same weights as {subject.name}; give a quantised copy."
+        )
     return differ
 
 

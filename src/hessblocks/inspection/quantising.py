@@ -247,7 +247,7 @@ def _read_back(
             unpack, rows = chosen.formats[name][0].unpack, as_rows(parameter)
             expected = unpack(chosen.packed[name], rows.shape).view(parameter.shape)
         if not torch.equal(stored[name], expected):
-            raise RunError(f"{file}: {name} is not what was priced; do not use the file")
+            raise RunError(f"{file}: {name} reads back otherwise than priced; do not use the file")
     return stored
 
 
