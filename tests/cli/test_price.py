@@ -403,13 +403,11 @@ def test_another_seed_gives_other_windows_and_other_draws(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokenizer = hb.load(place / "model")
-    subject = pricing.Subject(name="m", model=model)
+    subject = pricing.Subject(name="m", model=model, tokenizer=tokenizer)
     texts = documents_of(place / "text.txt")
     few = {"sequences": 6, "tokens": 8, "samples": 6, "round": (4,)}
     settings = [PricingSettings(**few, seed=seed) for seed in (0, 1, 0)]
-    windows = [
-        pricing.drawn_batches(subject, tokenizer, texts, one, 6)[0]["input_ids"] for one in settings
-    ]
+    windows = [pricing.drawn_batches(subject, texts, one, 6)[0]["input_ids"] for one in settings]
     assert torch.equal(windows[0], windows[2])
     assert not torch.equal(windows[0], windows[1])
     seeds = []
