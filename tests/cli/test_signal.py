@@ -176,7 +176,7 @@ def test_infinite_conditions_are_drawn_nowhere_and_null_in_json(tmp_path: Path) 
     drawn = write_signal_figures(tmp_path)
     assert len(drawn) == 2
     assert all(path.stat().st_size > 1000 for path in drawn)
-    from hessblocks.cli.terminal.signal_screen import described
+    from hessblocks.cli.signal_screen import described
 
     values = [
         {"model": "m", "layer": layer, "quantity": q, "role": "", "value": v}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hessblocks import report
-from hessblocks.cli.terminal.console import comparison_table
+from hessblocks.cli.terminal import comparison_table
 from hessblocks.report import Comparison, compare_results, comparison
 from hessblocks.report.comparison_figures import all_figures
 from hessblocks.storage import load_results

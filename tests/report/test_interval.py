@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hessblocks.cli.terminal.console import WIDE, comparison_table, show
+from hessblocks.cli.terminal import WIDE, comparison_table, show
 from hessblocks.report import Comparison, compare_results, headline, summary
 from hessblocks.report.comparison_figures import heterogeneity_figure
 from hessblocks.report.page import comparison_cells

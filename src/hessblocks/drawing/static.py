@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib import style
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawn
@@ -49,7 +49,7 @@ OF_FILES = ("title", "caption")
 Looks = Mapping[str, figures.Mark]
 
 
-@mpl.rc_context(dict(figures.MATPLOTLIB))
+@style.context(figures.MATPLOTLIB)
 def draw(figure: figures.Figure, narrowest: float = NARROWEST) -> Drawn:
     """Draw a figure for `write_picture`; each name has the same mark in all panels.
 
@@ -109,7 +109,7 @@ def plot(panel: figures.Panel, ax: Axes | None = None) -> Drawn:
         The figure of matplotlib.
     """
     looks = figures.marks(series.name for series in panel.shown if not series.guide)
-    with mpl.rc_context(dict(figures.MATPLOTLIB)):
+    with style.context(figures.MATPLOTLIB):
         ax, figure = on_axes(ax, SIZE)
         _draw_panel(ax, panel, looks, SIZE[0])
         if handles := _legend(figures.Figure(title="", caption="", panels=(panel,)), looks):
@@ -260,12 +260,12 @@ def _draw_series(
 ) -> None:
     """Draw one series, joined or not, with error bars or a band."""
     look, alone = looks[series.name], len(looks) == 1
-    style = _line(series, look)
-    if len(series.x) > MANY and style["linestyle"] != "none":
+    drawn = _line(series, look)
+    if len(series.x) > MANY and drawn["linestyle"] != "none":
         gap = len(series.x) // MARKERS
         # staggered, so that coinciding curves all show their markers
-        style["markevery"] = (order * gap // 5 % gap, gap)
-        style["marker"] = "" if alone else style["marker"]
+        drawn["markevery"] = (order * gap // 5 % gap, gap)
+        drawn["marker"] = "" if alone else drawn["marker"]
     if panel.band and any(series.error):
         below = series.below or series.error
         low = [y - length for y, length in zip(series.y, below, strict=True)]
@@ -273,7 +273,7 @@ def _draw_series(
         axis.fill_between(series.x, low, high, color=look.colour, alpha=0.2, linewidth=0)
     bars = None if panel.band else _lengths(series)
     axis.errorbar(
-        series.x, series.y, yerr=bars, xerr=series.across or None, elinewidth=0.8, **style
+        series.x, series.y, yerr=bars, xerr=series.across or None, elinewidth=0.8, **drawn
     )
 
 

@@ -68,16 +68,11 @@ def _compressed_tensors(
         module = name.removesuffix("weight")
         own = isinstance(value, dict)
         tensors |= {f"{module}{key}": v for key, v in value.items()} if own else {name: value}
+    scheme = {"type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
     groups = {
         f"bits_{width}": {
-            "targets": [module for module, own in bits.items() if own == width],
-            "weights": {
-                "num_bits": width,
-                "type": "int",
-                "symmetric": True,
-                "strategy": "group",
-                "group_size": GROUP,
-            },
+            "targets": [module for module in bits if bits[module] == width],
+            "weights": {"num_bits": width, **scheme},
         }
         for width in sorted(set(bits.values()))
     }

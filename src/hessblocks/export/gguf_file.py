@@ -14,18 +14,12 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_gguf_pytorch_utils import (
-    GGUF_TO_TRANSFORMERS_MAPPING,
-    TENSOR_PROCESSORS,
-    LlamaTensorProcessor,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
-)
+from transformers import modeling_gguf_pytorch_utils as hf_names
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.export.deci import DECI, deci_fields, deci_tensors
-from hessblocks.models import HessblocksForCausalLM, open_gguf
+from hessblocks.models import HessblocksForCausalLM, names_once, open_gguf
 from hessblocks.storage import atomic_path
 from hessblocks.tensor_formats import as_rows, formats, library
 
@@ -155,7 +149,7 @@ def _of_config(config: Any) -> dict[str, Any]:
         )
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     values = {**vars(config), "rope_theta": rope.get("rope_theta", 10000.0), "head_dim": head}
-    attributes = GGUF_TO_TRANSFORMERS_MAPPING["config"][kind] | dict.fromkeys(  # type: ignore[index]
+    attributes = hf_names.GGUF_TO_TRANSFORMERS_MAPPING["config"][kind] | dict.fromkeys(  # type: ignore[index]
         ("attention.key_length", "attention.value_length", "rope.dimension_count"), "head_dim"
     )
     architecture = "llama" if kind == "mistral" else kind
@@ -232,11 +226,11 @@ def gguf_tensors(
     library("gguf", WHY)
     if architecture == DECI and isinstance(model, HessblocksForCausalLM):
         return deci_tensors(model)
-    kind = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+    kind = hf_names.TENSOR_PROCESSORS.get(architecture, hf_names.TensorProcessor)
     processor = kind(config=vars(model.config))
     tensors, missing, names = {}, [], {}
-    with suppress(NotImplementedError):
-        weights = get_gguf_hf_weights_map(model, processor)
+    with suppress(NotImplementedError), names_once():
+        weights = hf_names.get_gguf_hf_weights_map(model, processor)
         names = {parameter: tensor for tensor, parameter in weights.items()}
     for name, parameter in model.named_parameters():
         if name not in names:
@@ -246,7 +240,7 @@ def gguf_tensors(
         order = processor.process(rows.reshape(-1, *[1] * (parameter.ndim - 1)), names[name])
         flat = order.weights.reshape(-1)
         tensors[name] = names[name], None if np.array_equal(flat, rows) else flat
-    if missing or kind not in (TensorProcessor, LlamaTensorProcessor):
+    if missing or kind not in (hf_names.TensorProcessor, hf_names.LlamaTensorProcessor):
         which = f" ({missing[0]})" if missing else ""
         raise ArgumentError(
             f"--to gguf: llama.cpp's tensors of {type(model).__name__} are not known here{which}"
@@ -255,9 +249,7 @@ def gguf_tensors(
 
 
 def write_gguf(
-    path: Path,
-    header: GgufHeader,
-    tensors: Mapping[str, tuple[Shaped[Tensor, "..."], str]],
+    path: Path, header: GgufHeader, tensors: Mapping[str, tuple[Shaped[Tensor, "..."], str]]
 ) -> None:
     """Write a GGUF file, whole or not at all.
 
@@ -381,12 +373,12 @@ def to_gguf(
     deci_fields(model)  # refuse other layers before the file is read
     saved = isinstance(vocabulary, str | Path)
     header = header_of(str(vocabulary) if saved else "", model, None if saved else vocabulary)
-    own = HALF if kind == "f16" else formats()["gguf:Q8_0"]
+    form = HALF if kind == "f16" else formats()["gguf:Q8_0"]
     packed = {}
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and kind != "f32":
-            chosen = own if own.fits(parameter.shape) else HALF
-            rows = chosen.pack(as_rows(parameter), None)
-            packed[name] = rows, chosen.name.removeprefix("gguf:")
+            fitting = form if form.fits(parameter.shape) else HALF
+            rows = fitting.pack(as_rows(parameter), None)
+            packed[name] = rows, fitting.name.removeprefix("gguf:")
     write_gguf(Path(path), header, stored_tensors(model, gguf_tensors(model, DECI), packed))
     return Path(path)

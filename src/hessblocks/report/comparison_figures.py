@@ -9,14 +9,7 @@ from typing import Any
 
 from hessblocks.figures import Figure, Panel, Series, log_axis, plain_math
 from hessblocks.report.captions import ratio_text, seeds_and_error
-from hessblocks.report.comparison import (
-    MOMENTS,
-    SIGNAL,
-    Comparison,
-    ComparisonRow,
-    Curve,
-    baseline,
-)
+from hessblocks.report.comparison import MOMENTS, SIGNAL, Comparison, ComparisonRow, Curve, baseline
 from hessblocks.statistics import Average, average
 from hessblocks.storage import NORM, Metric, ResultRow
 
@@ -46,7 +39,6 @@ MARGIN = 0.04
 LOSS = "Loss $L$ (nats per token)"
 AXES = {
     "steps": ("steps", "Optimiser step $t$ (updates)"),
-    "tokens": ("tokens", "Training tokens $n$ (tokens)"),
     "seconds": ("training time", r"Training time $\tau$ (seconds)"),
     "flops": ("operations", "Training operations $c$ (floating-point operations)"),
 }
@@ -390,11 +382,8 @@ def _gains(curves: Iterable[Curve]) -> Titled:
 
 def _signal(curves: Sequence[Curve]) -> Titled:
     """Draw one panel per quantity."""
-    titled = {
-        title: [curve for curve in curves if curve.quantity == name]
-        for name, title in SIGNAL.items()
-    }
-    return {title: lines for title, lines in titled.items() if lines}
+    lines = {name: [curve for curve in curves if curve.quantity == name] for name in SIGNAL}
+    return {SIGNAL[name]: curves for name, curves in lines.items() if curves}
 
 
 def _norms(curves: Iterable[Curve]) -> Titled:

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from hessblocks.conventions import AnyPath
 from hessblocks.figures import PART_WORDS, page_text, plain_math
 from hessblocks.report.captions import short_names, with_error, with_interval
-from hessblocks.report.templates import RunPage, Table, environment_rows, setting_rows, write_page
+from hessblocks.report.templates import RunPage, Table, write_page
 from hessblocks.statistics import Average
 from hessblocks.storage import CurvatureResults, Eigenvalue, StoredNorm, StoredRatio, load_curvature
 
@@ -37,10 +37,17 @@ def write_curvature_report(folder: AnyPath) -> Path:
 
     folder = Path(folder)
     results = load_curvature(folder)
-    settings = {name: value for name, value in results.config.items() if name != "groups"}
-    pictures = write_curvature_figures(results)
+    pictures, part = write_curvature_figures(results), results.parts[-1]
     outside = [name for name in results.by_size() if results.layers[name] is None]
     stored = results.config["model"].get("stored")
+    rows = [
+        (
+            group,
+            results.roles[group].replace("_", " "),
+            *(norm_text(results.norms[group][part]) for part in results.parts),
+        )
+        for group in results.by_size()
+    ]
     return write_page(
         folder,
         "curvature.html",
@@ -50,35 +57,24 @@ def write_curvature_report(folder: AnyPath) -> Path:
             Markup(page_text(_headline(results))),
             *([f"Of the model, {stored}."] if stored else []),
         ),
-        missing=results.missing,
+        found=results,
         figures=[
             {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": picture}
             for name, picture in pictures.items()
         ],
         largest=", ".join(short_names([name]) for name in results.by_size()[:3]),
         outside="; ".join(
-            f"{plain_math(name)} {norm_text(results.norms[name][results.parts[-1]])}"
-            for name in outside
+            f"{plain_math(name)} {norm_text(results.norms[name][part])}" for name in outside
         ),
-        data=results.config["data"],
-        spent=_spent(results),
-        sampled="samples" in results.config["curvature"],
         whole=any("" in densities for densities in results.spectra.values()),
         eigenvalues=[
             (group or WHOLE, eigenvalue_text(pairs)) for group, pairs in results.eigenvalues.items()
         ],
-        columns=("Group", "Role", *results.parts),
-        rows=[
-            (
-                group,
-                results.roles[group].replace("_", " "),
-                *(norm_text(results.norms[group][part]) for part in results.parts),
-            )
-            for group in results.by_size()
-        ],
+        rows=rows,
         zeros={WORDS[part]: short_names(groups) for part, groups in results.zero_groups().items()},
-        settings=[*setting_rows(settings), *environment_rows(results.environment)],
-        files=[name for name in FILES if (folder / name).exists()],
+        settings={name: value for name, value in results.config.items() if name != "groups"},
+        environment=results.environment,
+        files=FILES,
     )
 
 
@@ -107,14 +103,6 @@ def curvature_lines(results: CurvatureResults) -> list[Table | str]:
 CURVATURE = RunPage(
     write=write_curvature_report, lines=curvature_lines, summary=CurvatureResults.summary
 )
-
-
-def _spent(results: CurvatureResults) -> str:
-    """Describe the probes or samples that norms were estimated from."""
-    spending = results.config["curvature"]
-    if "samples" in spending:
-        return f"{spending['samples']} sampled gradients for all groups"
-    return f"{spending['probes']} random probes a group"
 
 
 def norm_text(norm: StoredNorm) -> str:

@@ -47,7 +47,11 @@ def write_report(folder: AnyPath) -> Path:
     folder = Path(folder)
     results = load_results(folder)
     comparison = compare_results(results)
-    rows = [*map(comparison_cells, comparison.rows), *_table_of_pairs(comparison)]
+    presets, rows = comparison.presets, list(map(comparison_cells, comparison.rows))
+    if results.reference is not None:
+        reference = f"{results.reference:.3f}"
+        bigrams = {"Preset": "bigram table", "Final loss (nats per token)": reference}
+        rows.append(tuple(bigrams.get(name, templates.ABSENT) for name in COLUMNS))
     cells = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
     columns = {
         name: column
@@ -55,31 +59,24 @@ def write_report(folder: AnyPath) -> Path:
         if name not in SETTINGS or len({*column} - {templates.ABSENT}) > 1
     }
     blocks = [folder / "blocks.svg", folder / "blocks-narrow.svg"]
-    shown = {name: value for name, value in results.settings.values.items() if name != "blocks"}
     return templates.write_page(
         folder,
         "comparison.html",
-        title=f"hessblocks {results.settings.command}: {', '.join(comparison.presets)}",
-        heading=f"hessblocks: {_heading(comparison.presets)}",
+        title=f"hessblocks {results.settings.command}: {', '.join(presets)}",
+        heading=f"hessblocks: the transformer block {presets[0]}"
+        if len(presets) == 1
+        else f"hessblocks: {len(presets)} transformer blocks compared",
         headline=headline(comparison),
-        missing=results.missing,
+        found=comparison,
         columns=list(columns),
         rows=list(zip(*columns.values(), strict=True)),
-        rates=comparison.rate_words,
-        zero_groups=comparison.zero_groups,
         blocks=[templates.inlined(path.read_bytes()) for path in blocks if path.is_file()],
         figures=[templates.shown_figure(figure, folder) for figure in all_figures(comparison)],
         command=command_line(folder),
-        settings=list(templates.setting_rows(shown)),
-        environment=list(templates.environment_rows(results.environment)),
-        files=[name for name in FILES if (folder / name).exists()],
+        settings={n: v for n, v in results.settings.values.items() if n != "blocks"},
+        environment=results.environment,
+        files=FILES,
     )
-
-
-def _heading(presets: Sequence[str]) -> str:
-    if len(presets) == 1:
-        return f"the transformer block {presets[0]}"
-    return f"{len(presets)} transformer blocks compared"
 
 
 def _final_loss(row: ComparisonRow) -> str:
@@ -110,8 +107,8 @@ COLUMNS: dict[str, Callable[[ComparisonRow], str]] = {
     "Final loss (nats per token)": _final_loss,
     "Learning rate": lambda row: _or_absent(row.rate, "{:g}".format),
     "Tokens a parameter": lambda row: _or_absent(row.tokens_a_parameter, number),
-    "Heterogeneity before": lambda row: _or_absent(row.before, ratio_text),
-    "Heterogeneity after": lambda row: _or_absent(row.after, ratio_text),
+    "Heterogeneity before": lambda row: ratio_text(row.before, templates.ABSENT),
+    "Heterogeneity after": lambda row: ratio_text(row.after, templates.ABSENT),
 }
 """Heading → its cell in the row of a block."""
 
@@ -119,14 +116,6 @@ COLUMNS: dict[str, Callable[[ComparisonRow], str]] = {
 def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
     """Format the cells of one row: one for each of COLUMNS."""
     return tuple(cell(row) for cell in COLUMNS.values())
-
-
-def _table_of_pairs(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """Yield the row of the bigram table, if its loss was computed."""
-    if comparison.results.reference is not None:
-        reference = f"{comparison.results.reference:.3f}"
-        cells = {"Preset": "bigram table", "Final loss (nats per token)": reference}
-        yield tuple(cells.get(name, templates.ABSENT) for name in COLUMNS)
 
 
 def command_line(folder: Path) -> str:
@@ -344,11 +333,5 @@ def _estimate(estimate: Average | ResultRow | None) -> dict[str, float | None]:
 def _ratio(ratio: Heterogeneity[Average] | None) -> dict[str, Any] | None:
     if ratio is None:
         return None
-    return {
-        **_estimate(ratio.ratio),
-        "low": ratio.low,
-        "high": ratio.high,
-        "largest": ratio.largest,
-        "smallest": ratio.smallest,
-        "zero_groups": list(ratio.zero_groups),
-    }
+    ends = {name: getattr(ratio, name) for name in ("low", "high", "largest", "smallest")}
+    return {**_estimate(ratio.ratio), **ends, "zero_groups": list(ratio.zero_groups)}

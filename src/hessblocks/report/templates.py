@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
@@ -26,7 +26,11 @@ ABSENT = "–"
 
 
 def write_page(
-    folder: AnyPath, template: str, package: str = "hessblocks.report", **content: Any
+    folder: AnyPath,
+    template: str,
+    package: str = "hessblocks.report",
+    files: Sequence[str] = (),
+    **content: Any,
 ) -> Path:
     """Write report.html into a folder; all text that is not marked as safe is escaped.
 
@@ -34,6 +38,7 @@ def write_page(
         folder: folder of the results.
         template: name of the template, which fills the blocks of base.html.
         package: package whose folder `templates` contains the template.
+        files: files with the numbers of the page, which links those that exist.
         **content: variables of the template, with `title`, `heading` and `headline`.
 
     Returns:
@@ -51,18 +56,18 @@ def write_page(
         lstrip_blocks=True,
     )
     page = Path(folder, "report.html")
-    write_text(page, templates.get_template(template).render(content))
+    files = [name for name in files if Path(folder, name).exists()]
+    write_text(page, templates.get_template(template).render(content, files=files))
     return page
 
 
-Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
-"""Heading → its cell in a row."""
+Row = TypeVar("Row")
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """Headings and rows."""
 
 
-def table(columns: Columns, rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Make headings and cells of rows."""
+def table(columns: Mapping[str, Callable[[Row], str]], rows: Iterable[Row]) -> Table:
+    """Make headings and cells of rows; `columns` maps each heading to its cell in a row."""
     return tuple(columns), [tuple(cell(row) for cell in columns.values()) for row in rows]
 
 
@@ -111,8 +116,9 @@ def summary_page(
                 headline=headline(results),
                 table=table(results),
                 found=results,
-                files=[name for name in files if (folder / name).exists()],
-                settings=[*setting_rows(config), *environment_rows(environment)],
+                files=files,
+                settings=config,
+                environment=environment,
                 **content(folder, results),
             )
         except (KeyError, TypeError, UndefinedError) as error:
@@ -198,22 +204,3 @@ def shown_figure(figure: Figure, folder: AnyPath) -> dict[str, Any]:
         "caption": Markup(page_text(figure.caption)),
         "picture": drawn_picture(figure, folder, figure.name),
     }
-
-
-def setting_rows(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Flatten nested settings to rows (dotted name, value)."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from setting_rows(value, f"{prefix}{name}.")
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            yield f"{prefix}{name}", ", ".join(map(str, value))
-        else:
-            yield f"{prefix}{name}", ABSENT if value is None else str(value)
-
-
-def environment_rows(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield versions and hardware as rows (name, value), with memory in gigabytes."""
-    memory = values.get("memory")
-    if isinstance(memory, int):
-        values = {**values, "memory": f"{memory / 1e9:.1f} GB"}
-    yield from setting_rows(values)

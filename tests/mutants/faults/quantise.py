@@ -19,7 +19,7 @@ FAULTS = (
           "test_bytes_are_spent_on_all_tensors", within="Bill.untouched"),
     fault("quantise: rows of queries stay in transformers' order", "order is not None => False",
           "test_what_is_read_back_is_what_was_rounded_bit_by_bit", within="stored_tensors"),
-    fault("quantise: the header has no size", "bytes=most - self.header => bytes=most",
+    fault("quantise: the header has no size", "bytes=limit - self.header => bytes=limit",
           "test_again_costs_nothing_and_another_size_no_samples", within="_Target.allocate"),
     fault("quantise: what was written is not compared", "not torch.equal(stored[name], expected) => False",
           "test_a_file_that_differs_from_what_was_priced_is_told", within="_read_back"),

@@ -7,13 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from hessblocks import settings
 from hessblocks.cli import checks, options
-from hessblocks.settings import (
-    CurvatureInspection,
-    PricingSettings,
-    QuantisingSettings,
-    SimplifySettings,
-)
 
 
 @options.taking
@@ -23,7 +18,7 @@ def quantise(
     /,
     *,
     data: options.Text,
-    settings: QuantisingSettings,
+    settings: settings.QuantisingSettings,
     out: Annotated[Path | None, options.out_of("quantise-MODEL")] = None,
     device: options.Device = "auto",
     screen: options.Screen,
@@ -45,7 +40,7 @@ def price(
     /,
     *,
     data: options.Text,
-    settings: PricingSettings,
+    settings: settings.PricingSettings,
     out: Annotated[Path | None, options.out_of("price-MODEL")] = None,
     device: options.Device = "auto",
     screen: options.Screen,
@@ -73,7 +68,7 @@ def simplify(
     /,
     *,
     data: options.Text,
-    settings: SimplifySettings,
+    settings: settings.SimplifySettings,
     out: Annotated[Path | None, options.out_of("simplify-MODEL")] = None,
     device: options.Device = "auto",
     screen: options.Screen,
@@ -103,7 +98,7 @@ def curvature(
     ],
     /,
     *,
-    settings: CurvatureInspection,
+    settings: settings.CurvatureInspection,
     out: Annotated[Path, options.out_of("curvature-MODEL")] = Path("runs", "curvature-{model}"),
     device: options.Device = "auto",
     screen: options.Screen,

@@ -66,14 +66,8 @@ def compare(
     )
     for name in comparison.presets:  # before the data is read
         runs.model_without_weights(model, name, text.vocab_size)
-    carry_out(
-        runs.compare,
-        comparison,
-        out,
-        text=text,
-        as_json=screen.json,
-        hint=lambda _: shell_line(["hessblocks", *options.WORDS.get(), "--seeds", str(seeds + 2)]),
-    )
+    more_seeds = shell_line(["hessblocks", *options.WORDS.get(), "--seeds", str(seeds + 2)])
+    carry_out(runs.compare, comparison, out, text, more_seeds, as_json=screen.json)
 
 
 @options.taking
@@ -119,14 +113,8 @@ def train(
         report_to=report_to,
     )
     runs.model_without_weights(model, preset, text.vocab_size)  # before the data is read
-    carry_out(
-        runs.train,
-        run,
-        folder,
-        text=text,
-        as_json=screen.json,
-        hint=lambda _: shell_line(["python", "-c", _TRY, str(folder / "model")]),
-    )
+    generate = shell_line(["python", "-c", _TRY, str(folder / "model")])
+    carry_out(runs.train, run, folder, text, generate, as_json=screen.json)
 
 
 @options.taking
@@ -149,11 +137,7 @@ def demo(
         curvature=settings.CurvatureSettings(sequences=8, tokens=32, probes=8),
         device=runs.resolve_device(device),
     )
-    carry_out(
-        partial(runs.compare, command="demo"),
-        comparison,
-        out,
-        text=settings.DataSettings(vocab_size=1024),
-        as_json=screen.json,
-        hint=lambda _: "hessblocks train sas-p --steps 2000 --data FILE_OR_FOLDER --out runs/mine",
-    )
+    text = settings.DataSettings(vocab_size=1024)
+    train_own = "hessblocks train sas-p --steps 2000 --data FILE_OR_FOLDER --out runs/mine"
+    work = partial(runs.compare, command="demo")
+    carry_out(work, comparison, out, text, train_own, as_json=screen.json)

@@ -21,10 +21,10 @@ def carry_out(
     work: Callable[..., None],
     settings: SharedSettings,
     out: Path,
-    *,
     text: DataSettings,
+    following: str,
+    *,
     as_json: bool,
-    hint: Callable[[Comparison], str],
 ) -> None:
     """Load the data, train, write the report, and print the results.
 
@@ -33,13 +33,13 @@ def carry_out(
         settings: settings of the training.
         out: run folder.
         text: settings of the training text.
+        following: command that is suggested next.
         as_json: print one JSON object instead of the table.
-        hint: makes the command that is suggested next, from the results.
 
     Raises:
         RunError: every run diverged.
     """
-    start, progress = time.perf_counter(), terminal.make_progress()
+    start, progress = time.perf_counter(), terminal.ScreenProgress()
 
     def finish(folder: Path) -> None:
         write_json(folder / COMMAND, {"words": list(WORDS.get())})
@@ -57,7 +57,7 @@ def carry_out(
     terminal.show(
         summary(comparison, seconds=seconds),
         [*_lines(comparison), f"{seconds:.0f} s: {', '.join(shares)}"],
-        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint(comparison)}"])],
+        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {following}"])],
         as_json=as_json,
         width=terminal.WIDE,
     )
@@ -79,7 +79,7 @@ def measure_in_folder(measure: Callable[..., Any], page: RunPage, *, as_json: bo
         page: page of the folder, and what the terminal shows of it.
         as_json: print one JSON object instead of tables.
     """
-    start, progress = time.perf_counter(), terminal.make_progress()
+    start, progress = time.perf_counter(), terminal.ScreenProgress()
     with interruptible():
         results = measure(progress=progress, finish=progress.stage("report")(page.write))
     seconds, summarised = time.perf_counter() - start, page.summary(results)
