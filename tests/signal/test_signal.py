@@ -107,7 +107,8 @@ def test_the_condition_number_is_that_of_the_whole_jacobian(name: str) -> None:
     double = built(name)
     double.load_state_dict(model.state_dict())
     double.double().set_attn_implementation("eager")
-    seen, _ = calls(double, list(double.model.layers), {"input_ids": inputs["input_ids"][:1]})
+    called, _ = calls(double, list(double.model.layers), {"input_ids": inputs["input_ids"][:1]})
+    seen = [called[layer] for layer in double.model.layers]
     for layer, call in zip(exact.layers, seen, strict=True):
         jacobian = torch.autograd.functional.jacobian(call.again, call.x.detach())
         values = torch.linalg.svdvals(jacobian.reshape(5 * 16, 5 * 16))

@@ -9,6 +9,7 @@ from hessblocks.models.conversion import from_pretrained_blocks, to_family
 from hessblocks.models.drawing import draw_blocks
 from hessblocks.models.gguf import names_once, open_gguf, stored_within, stored_words
 from hessblocks.models.heads import (
+    TASKS,
     HessblocksForCausalLM,
     HessblocksForMaskedLM,
     HessblocksForSequenceClassification,
@@ -19,11 +20,8 @@ from hessblocks.models.saved import Saved, context_of, fingerprint, load, load_s
 
 transformers.AutoConfig.register("hessblocks", HessblocksConfig)
 transformers.AutoModel.register(HessblocksConfig, HessblocksModel)
-transformers.AutoModelForCausalLM.register(HessblocksConfig, HessblocksForCausalLM)
-transformers.AutoModelForMaskedLM.register(HessblocksConfig, HessblocksForMaskedLM)
-transformers.AutoModelForSequenceClassification.register(
-    HessblocksConfig, HessblocksForSequenceClassification
-)
+for _model, _auto, _ in TASKS.values():
+    _auto.register(HessblocksConfig, _model)
 # transformers' Trainer reads this to decide whether label smoothing must shift the labels
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["hessblocks"] = HessblocksForCausalLM.__name__
 __all__ = [

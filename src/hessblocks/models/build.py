@@ -10,16 +10,9 @@ from transformers import PreTrainedModel
 
 from hessblocks import blocks
 from hessblocks.errors import ArgumentError, RunError, check_name
-from hessblocks.models import heads
 from hessblocks.models.configuration import HessblocksConfig, check_pattern, described
+from hessblocks.models.heads import TASKS
 from hessblocks.storage import canonical, read_object, stays_inside
-
-TASKS: dict[str, type[PreTrainedModel]] = {
-    "causal-lm": heads.HessblocksForCausalLM,
-    "masked-lm": heads.HessblocksForMaskedLM,
-    "classification": heads.HessblocksForSequenceClassification,
-}
-"""Model class of each task."""
 
 
 def build(
@@ -109,7 +102,7 @@ def build(
         embedding_std=layers[0].resolved_embedding_std,
     )
     config.num_labels = classes
-    return TASKS[task](config)
+    return TASKS[task][0](config)
 
 
 def _block(

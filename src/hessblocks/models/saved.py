@@ -15,14 +15,7 @@ from huggingface_hub import metadata_load, try_to_load_from_cache
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from safetensors import SafetensorError
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
 from hessblocks import storage
@@ -38,6 +31,7 @@ from hessblocks.models.gguf import (
     reading,
     stored_types,
 )
+from hessblocks.models.heads import TASKS
 from hessblocks.models.pretrained import check_complete
 from hessblocks.quiet import quiet, without_bars
 
@@ -351,14 +345,6 @@ def _check_left_over(source: str, names: list[str], model: nn.Module) -> None:
         )
 
 
-HEADS: dict[str, tuple[Any, str]] = {
-    "causal-lm": (AutoModelForCausalLM, "gives no logits of the next token"),
-    "masked-lm": (AutoModelForMaskedLM, "gives no logits of masked tokens"),
-    "classification": (AutoModelForSequenceClassification, "gives no logits of classes"),
-}
-"""For each task, the Auto class, and the error's words about a model of another task."""
-
-
 def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, Any]:
     """Load a saved model and its tokeniser, without a network and without foreign code.
 
@@ -387,7 +373,7 @@ def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, 
         >>> loaded.num_parameters() == model.num_parameters(), tokenizer
         (True, None)
     """
-    check_name("task", task, HEADS)
+    check_name("task", task, TASKS)
     model, saved = load_saved(str(source), task)
     return model, saved.tokenizer()
 
@@ -397,7 +383,7 @@ def load_saved(source: str, task: str) -> tuple[PreTrainedModel, Saved]:
 
     Args:
         source: see `load`.
-        task: a name in `HEADS`.
+        task: a name in `TASKS`.
 
     Returns:
         The model, and its files.
@@ -406,16 +392,16 @@ def load_saved(source: str, task: str) -> tuple[PreTrainedModel, Saved]:
         ArgumentError: see `load`.
         RunError: see `load`.
     """
-    auto, lacks = HEADS[task]
+    _, auto, lacking = TASKS[task]
     saved = Saved.at(source)
     fitting = saved.class_of(auto)
     if fitting is None or (saved.kinds and fitting not in saved.kinds):
         kind = saved.kinds[0] if saved.kinds else type(saved.config).__name__
-        tasks = [name for name, (head, _) in HEADS.items() if saved.class_of(head) == kind]
+        tasks = [name for name, (_, head, _) in TASKS.items() if saved.class_of(head) == kind]
         advice = f"; its task is {tasks[0]}" if tasks else ""
         expected = {"causal-lm": "a causal language model"}.get(task, f"a model for {task}")
         raise ArgumentError(
-            f"MODEL: {source} is a {kind}, which {lacks}; expected {expected}{advice}."
+            f"MODEL: {source} is a {kind}, which gives no {lacking}; expected {expected}{advice}."
         )
     model, report = saved.load(auto)
     if report["missing_keys"]:

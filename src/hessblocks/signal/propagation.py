@@ -291,18 +291,17 @@ def propagate(
     with evaluation(model):
         with torch.set_grad_enabled("labels" in inputs):
             with watched(layers, real) as heads:
-                recorded, output = calls(model, looked_at, inputs)
+                called, output = calls(model, looked_at, inputs)
             gradients: list[dict[str, float]] = [{} for _ in layers]
             if "labels" in inputs:
                 gradients = gradient_norms(layers, output.loss)
         jacobians = _jacobians(model, inputs, real, jacobian_steps, dense_limit)
-        called = {call.module: call for call in recorded}
         mixing = [
             _mixing(a if a is None else called[a], heads.get(index, UNSEEN), real)
             for index, a in enumerate(attentions)
         ]
     return Signal(
-        inputs=token_signal(_stream(layers[0], recorded[0].x), real),
+        inputs=token_signal(_stream(layers[0], called[layers[0]].x), real),
         layers=tuple(
             LayerSignal(
                 layer=index,
@@ -373,7 +372,7 @@ def _jacobians(
     names = {"input_ids", "token_type_ids", "position_ids"} & inputs.keys()
     first = {name: inputs[name][:1, real[0]] for name in names}
     with torch.no_grad():
-        recorded, _ = calls(double, layers_of(double), first)
+        called, _ = calls(double, layers_of(double), first)
     return [
         conditioning(
             lambda z, call=call: call.again(z[None])[0],  # type: ignore[misc]
@@ -381,7 +380,7 @@ def _jacobians(
             dense_limit=dense_limit,
             steps=steps,
         )
-        for call in recorded
+        for call in map(called.__getitem__, layers_of(double))
     ]
 
 

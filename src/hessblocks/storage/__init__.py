@@ -56,11 +56,7 @@ from hessblocks.storage.manifest import (
     sha256,
     write_manifest,
 )
-from hessblocks.storage.model_folder import (
-    check_model_folder,
-    check_own_code,
-    tensor_types,
-)
+from hessblocks.storage.model_folder import check_model_folder, check_own_code, tensor_types
 from hessblocks.storage.store import POINTS, Store, canonical, mended_store, read_store
 from hessblocks.storage.tables import (
     NORM,

@@ -22,13 +22,7 @@ from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, ObservationSettings, RunSettings
 from hessblocks.training.folder import RunFolder, claimed
 from hessblocks.training.following import line_files
-from hessblocks.training.preparation import (
-    Prepared,
-    TrainedSettings,
-    blocks_of,
-    config_of,
-    prepare,
-)
+from hessblocks.training.preparation import Prepared, TrainedSettings, blocks_of, config_of, prepare
 from hessblocks.training.recorder import Recorder
 from hessblocks.training.run import Run
 from hessblocks.training.trainer import held_out, make_trainer
