@@ -28,7 +28,7 @@ from hessblocks.curvature import closed
 from hessblocks.curvature.losses import Batch, LogitsUsed, defer_logits
 from hessblocks.curvature.model_state import evaluation_mode, exclusive
 from hessblocks.curvature.products.calling import ForwardCall
-from hessblocks.curvature.products.fully_sharded import WHOLE, in_evaluation_mode
+from hessblocks.curvature.products.distributed import WHOLE, in_evaluation_mode
 from hessblocks.errors import ArgumentError
 
 Parameters = Mapping[str, Float[Tensor, "..."]]
