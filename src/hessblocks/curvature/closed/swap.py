@@ -9,6 +9,7 @@ torch corrects one.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,40 +66,18 @@ def weight_norm(
     return direction * (length * direction.square().sum(axes, keepdim=True).rsqrt())
 
 
-def _batch_norm(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    """Normalise by batch statistics; leave running statistics to torch, whose Hessian is right."""
-    of_batch = training and running_mean is None
-    return _of_channels(x, 0, weight, bias, eps) if of_batch else NotImplemented
+def _channel_norm(function: Any, first: int, *args: Any, **kwargs: Any) -> Any:
+    """Normalise by the batch over the axes from `first` on, except axis 1, that of the weight.
 
-
-def _instance_norm(
-    x: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    return _of_channels(x, 2, weight, bias, eps) if use_input_stats else NotImplemented
-
-
-def _of_channels(
-    x: Tensor, first: int, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
-    """Normalise over axes `first`, `first` + 1, ..., except axis 1, the axis of weight and bias."""
-    axes = [axis for axis in range(first, x.ndim) if axis != 1]
-    shape = (-1, *[1] * (x.ndim - 2))
+    Returns:
+        The normalised input; NotImplemented for running statistics, where torch's Hessian is right.
+    """
+    call = inspect.signature(function).bind(*args, **kwargs)
+    call.apply_defaults()
+    x, running_mean, _, weight, bias, of_batch, _, eps = call.arguments.values()
+    if not of_batch or (function is F.batch_norm and running_mean is not None):
+        return NotImplemented
+    axes, shape = [axis for axis in range(first, x.ndim) if axis != 1], (-1, *[1] * (x.ndim - 2))
     weight, bias = (None if t is None else t.view(shape) for t in (weight, bias))
     return _normalised(x, axes, weight, bias, eps)
 
@@ -126,8 +105,8 @@ def _grouped_products(rows: Tensor, weights: Tensor, *, offs: Any = None, **othe
 CORRECTED: dict[Any, Callable[..., Any]] = {
     torch._weight_norm: weight_norm,
     torch._grouped_mm: _grouped_products,
-    F.batch_norm: _batch_norm,
-    F.instance_norm: _instance_norm,
+    F.batch_norm: functools.partial(_channel_norm, F.batch_norm, 0),
+    F.instance_norm: functools.partial(_channel_norm, F.instance_norm, 2),
     F.hardsigmoid: lambda x, inplace=False: F.relu6(x + 3) / 6,
 }
 """Our replacement of each torch function; if it returns NotImplemented, torch's is called."""
