@@ -420,7 +420,7 @@ def test_another_seed_gives_other_windows_and_other_draws(
     for number, one in enumerate(settings[:2]):
         folder = place / f"seed {number}"
         folder.mkdir()
-        bills.append(pricing.stored_bill(problem, changes, one, folder, "x", Progress(), str))
+        bills.append(pricing.stored_bill(problem, changes, one, folder, {}, Progress(), 0.0))
     assert seeds == [0, 1]
     assert not torch.equal(bills[0].draws.along, bills[1].draws.along)
 

@@ -113,16 +113,9 @@ def _fresh(
     if not batch and settings.data != RANDOM:
         corpus = _corpus(settings, settings.vocab_size)
     torch.manual_seed(settings.seed)
-    model = build(
-        layers,
-        depth=settings.depth,
-        vocab_size=corpus.vocab_size if corpus else settings.vocab_size,
-        context=settings.tokens,
-        position=settings.position,
-        slots=settings.slots,
-        start=settings.start,
-        name=name,
-    )
+    shape = {key: getattr(settings, key) for key in ("depth", "position", "slots", "start")}
+    size = corpus.vocab_size if corpus else settings.vocab_size
+    model = build(layers, vocab_size=size, context=settings.tokens, name=name, **shape)
     subject = Subject(name=name, model=model.eval())
     if corpus:
         text = f"the held-out text of {corpus.name}"
@@ -221,10 +214,7 @@ def masked(batch: TokenBatch, subject: Subject, seed: int) -> Tokens:
 
 
 def _drawn(
-    ids: np.ndarray[Any, Any],
-    name: str,
-    settings: InspectionSettings,
-    first: Sequence[int] = (),
+    ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings, first: Sequence[int] = ()
 ) -> Tokens:
     """Draw windows without replacement, the same for the same seed.
 
