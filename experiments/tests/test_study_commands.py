@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hessblocks.blocks import preset
-from hessblocks.cli.commands.demo import RATE
+from hessblocks.cli.commands.training import RATE
 from hessblocks_studies import reproduce
 from hessblocks_studies.shared.variants import best_start
 from tests.cli.helpers import Shell

@@ -16,8 +16,7 @@ from experiments.tests.smoke_runs import run_a_point_of_each_kind
 from hessblocks.data.corpus import Corpus
 from hessblocks.figures import Panel, Series
 from hessblocks.models.build import build
-from hessblocks.settings.optimisation import TrainingSettings
-from hessblocks.settings.run_settings import ModelSettings, RunSettings
+from hessblocks.settings.run_settings import ModelSettings, RunSettings, TrainingSettings
 from hessblocks.storage.tables import Row
 from hessblocks.training.trainer import RunTrainer, ShuffledPasses, spread
 from hessblocks_studies.blocks_paper import ablations, mirrored_starts, speed

@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from hessblocks.cli.terminal import bars
+from hessblocks.cli import terminal
 
 
 def test_a_long_stage_says_so_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bars, "EVERY", 0.02)
-    with bars.make_progress().stage("work"):
+    monkeypatch.setattr(terminal, "EVERY", 0.02)
+    with terminal.ScreenProgress().stage("work"):
         time.sleep(0.2)
     time.sleep(0.05)
     *told, last = capsys.readouterr().err.splitlines()

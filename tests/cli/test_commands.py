@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 import hessblocks.training
 from hessblocks.cli import app
 from hessblocks.cli.app import main
-from hessblocks.cli.commands.demo import PRESETS, RATE
+from hessblocks.cli.commands.training import DEMO, RATE
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.settings.run_settings import ComparisonSettings
 from tests.cli.helpers import Shell, sentence, use_the_terminal
@@ -131,7 +131,7 @@ def test_the_demo_compares_three_blocks_as_the_trial_found_them_best(
     outcome = shell("demo", "--out", tmp_path / "out")
     assert outcome.status == 130
     assert "interrupted; the same command goes on" in sentence(outcome)
-    assert asked[0].presets == PRESETS == ("pre-ln-zero", "sas", "sas-p")
+    assert asked[0].presets == DEMO == ("pre-ln-zero", "sas", "sas-p")
     assert (asked[0].model.slots, asked[0].model.start) == ((), "scaled")
     assert (asked[0].training.learning_rate, asked[0].model.embedding_std) == (RATE, None)
 

@@ -19,6 +19,7 @@ from hessblocks.curvature.products import passes
 from hessblocks.curvature.products.graph import BatchGraph
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.inspection import curvature_run
+from hessblocks.report import PAGES
 from hessblocks.storage import load_curvature, read_results, write_results
 from hessblocks.storage.store import POINTS
 from tests.breadth import everyday
@@ -42,10 +43,8 @@ pytestmark = [
 def _no_figures(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Figures take seconds; one test draws them."""
     if "with_figures" not in request.fixturenames:
-        monkeypatch.setattr(
-            "hessblocks.report.write_curvature_report",
-            lambda out: out / "report.html",
-        )
+        page = replace(PAGES["curvature"], write=lambda out: out / "report.html")
+        monkeypatch.setitem(PAGES, "curvature", page)
 
 
 def measure(shell: Shell, source: object, out: Path, *words: object) -> Outcome:

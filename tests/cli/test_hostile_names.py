@@ -16,9 +16,8 @@ import pytest
 
 import hessblocks as hb
 from hessblocks.cli import app
-from hessblocks.cli.terminal.bars import ScreenProgress
-from hessblocks.cli.terminal.console import plain_table, show
-from hessblocks.data.cache import CacheWarning
+from hessblocks.cli.terminal import ScreenProgress, plain_table, show
+from hessblocks.data.corpus import CacheWarning
 from hessblocks.escape import printable, printable_lines, shell_line
 from hessblocks.report.page import command_line
 from hessblocks.storage.tables import ResultRow, read_results, write_results

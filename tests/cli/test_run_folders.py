@@ -4,12 +4,14 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hessblocks.errors import ArgumentError
+from hessblocks.report import PAGES
 from hessblocks.storage.folder_results import load_results
 from hessblocks.storage.store import POINTS
 from tests.cli.helpers import SIZES, Shell, sentence
@@ -24,14 +26,15 @@ TINY = ["--depth", "1", "--width", "8", "--heads", "2"]
 FEW = ["--groups", "layers.1.attention.*", "--parts", "full", "--map", "--spectrum"]
 pytestmark = [
     pytest.mark.filterwarnings("default::hessblocks.curvature.AttentionBackendWarning"),
-    pytest.mark.filterwarnings("default::hessblocks.training.DamageWarning"),
+    pytest.mark.filterwarnings("default::hessblocks.storage.DamageWarning"),
 ]
 
 
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("write_curvature_report", "write_report"):
-        monkeypatch.setattr(f"hessblocks.report.{name}", lambda out: out / "report.html")
+    monkeypatch.setattr("hessblocks.report.write_report", lambda out: out / "report.html")
+    page = replace(PAGES["curvature"], write=lambda out: out / "report.html")
+    monkeypatch.setitem(PAGES, "curvature", page)
     monkeypatch.setattr("hessblocks.report.write_signal_figures", lambda out: [])
 
 

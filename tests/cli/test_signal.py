@@ -14,7 +14,7 @@ import hessblocks as hb
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection import opening
 from hessblocks.report.signal_figure import write_signal_figures
-from hessblocks.settings.inspected import InspectionSettings
+from hessblocks.settings.pretrained import InspectionSettings
 from hessblocks.signal.propagation import propagate
 from tests.cli.helpers import Shell, sentence
 
@@ -176,7 +176,7 @@ def test_infinite_conditions_are_drawn_nowhere_and_null_in_json(tmp_path: Path) 
     drawn = write_signal_figures(tmp_path)
     assert len(drawn) == 2
     assert all(path.stat().st_size > 1000 for path in drawn)
-    from hessblocks.cli.terminal.signal_screen import described
+    from hessblocks.cli.signal_screen import described
 
     values = [
         {"model": "m", "layer": layer, "quantity": q, "role": "", "value": v}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hessblocks.cli.terminal.console import show
+from hessblocks.cli.terminal import show
 
 
 def test_a_path_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

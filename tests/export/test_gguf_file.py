@@ -45,8 +45,11 @@ def written(source: str, model: Any, path: Path, tokenizer: Any = None) -> dict[
     chosen = choices(model)
     header = export.header_of(source, model, tokenizer)
     names = export.gguf_tensors(model, header.architecture)
-    packed = export.packed_tensors(model, names, chosen)
-    export.write_gguf(path, header, {name: (rows, kind) for name, rows, kind in packed})
+    packed = {
+        name: (own.pack(model.get_parameter(name).detach(), importance), own.name[len("gguf:") :])
+        for name, (own, importance) in chosen.items()
+    }
+    export.write_gguf(path, header, export.stored_tensors(model, names, packed))
     return chosen
 
 

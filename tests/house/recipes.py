@@ -382,7 +382,7 @@ def parameter_figure(found: Comparison) -> Figure | None:
         ),
         "src/hessblocks/report/comparison_figures.py": (
             (
-                "from hessblocks.statistics import Average, Heterogeneity",
+                "from hessblocks.statistics import Average, average",
                 "from hessblocks.report.parameter_bars import parameter_figure\n",
             ),
             ("        *along_figures(comparison),\n", "        parameter_figure(comparison),\n"),

@@ -66,7 +66,6 @@ ROOMS: dict[str, set[str]] = {
     "linalg.kronecker": {"operators"},
     "linalg.estimators": {"operators"},
     "linalg.spectra": {"operators", "estimators"},
-    "theory.heads": set(),
     "curvature.attention": set(),
     "curvature.closed": {"attention"},
     "curvature.model_state": set(),
@@ -77,8 +76,7 @@ ROOMS: dict[str, set[str]] = {
     "curvature.sampled": {"groups", "model_state", "products", "losses"},
     "curvature.last_layer": {"closed", "groups", "model_state", "products", "losses"},
     "curvature.exact": {"groups", "model_state", "products", "last_layer", "losses"},
-    "cli.terminal": set(),
-    "cli.commands": {"terminal"},
+    "cli.commands": set(),
 }
 """Room of a package → the rooms beside it that it may import."""
 STUDY_ROOMS: dict[str, set[str]] = {
@@ -96,7 +94,7 @@ STUDY_ROOMS: dict[str, set[str]] = {
 }
 """Room of the second distribution → the rooms beside it that it may import."""
 TERMINAL = "hessblocks.cli.terminal"
-"""The one room that the studies enter: it loads torch, so that the face of its package does not
+"""The one module that the studies enter: it loads torch, so that the face of its package does not
 import it."""
 INSIDE: dict[tuple[str, str], str] = {}
 """(file, module) → why the file reaches past a face; at most ten."""

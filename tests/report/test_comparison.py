@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hessblocks import report
-from hessblocks.cli.terminal.console import comparison_table
+from hessblocks.cli.terminal import comparison_table
 from hessblocks.report import Comparison, compare_results, comparison
 from hessblocks.report.comparison_figures import all_figures
 from hessblocks.storage import load_results
@@ -33,7 +33,7 @@ def test_heterogeneity_is_asked_once_a_block_and_moment(
     assert len(asked) == len({(one.preset, one.stage) for one in asked}) == 2 * len(presets)
     asked.clear()
     found = compare_results(load_results(folder))
-    for tell in (report.summary, report.headline, report.comparison_rows, comparison_table):
+    for tell in (report.summary, report.headline, comparison_table):
         tell(found)
     assert len(asked) == 2 * len(presets)
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from hessblocks.cli.terminal.console import WIDE, comparison_table, show
-from hessblocks.report import Comparison, compare_results, comparison_rows, headline, summary
+from hessblocks.cli.terminal import WIDE, comparison_table, show
+from hessblocks.report import Comparison, compare_results, headline, summary
 from hessblocks.report.comparison_figures import heterogeneity_figure
 from hessblocks.report.page import comparison_cells
 from hessblocks.storage import load_results
@@ -20,7 +20,7 @@ def results(tmp_path) -> Comparison:
 
 
 def test_the_tables_of_page_and_terminal_show_it(results, capsys) -> None:
-    rows = comparison_rows(results)
+    rows = compare_results(results).rows
     show({}, [comparison_table(results)], as_json=False, width=WIDE)
     printed = capsys.readouterr().out
     for row in rows:
@@ -35,9 +35,10 @@ def test_over_several_seeds_it_is_the_error_of_the_mean(tmp_path) -> None:
     made = Folder(presets=("sas",), seeds=(0, 1))
     made.change(lambda row: row.update(value=2 * row["value"]), seed=1, group="layers.0.mlp.out")
     results = compare_results(load_results(made.write(tmp_path)))
-    assert " ± " in comparison_cells(comparison_rows(results)[0])[-2]
+    before = comparison_cells(results.rows[0])[-2]
+    assert " ± " in before
     bars = heterogeneity_figure(results).plots[0].series[0]
-    assert comparison_cells(comparison_rows(results)[0])[-2].startswith(f"{bars.numbers[0]} ± ")
+    assert before.startswith(f"{bars.numbers[0]} ± ")
     assert bars.below == bars.error != (0.0,)
 
 
@@ -45,7 +46,7 @@ def test_the_bars_of_the_figure_reach_to_its_ends(results) -> None:
     figure = heterogeneity_figure(results)
     (panel,) = figure.plots
     below, above = panel.series[1].below, panel.series[1].error
-    for place, row in enumerate(comparison_rows(results)):
+    for place, row in enumerate(compare_results(results).rows):
         value = panel.series[1].y[place]
         assert value - below[place] == pytest.approx(row.after.low)
         assert value + above[place] == pytest.approx(row.after.high)
@@ -55,7 +56,7 @@ def test_the_bars_of_the_figure_reach_to_its_ends(results) -> None:
 
 def test_the_headline_and_the_summary_have_it(results) -> None:
     """The headline has the ratio alone, since six brackets hide a sentence; the table is below."""
-    (base,) = (row for row in comparison_rows(results) if row.preset == "pre-ln")
+    (base,) = (row for row in compare_results(results).rows if row.preset == "pre-ln")
     assert f"{comparison_cells(base)[-1].split()[0]} in pre-ln" in " ".join(headline(results))
     for preset in summary(results)["presets"].values():
         ratio = preset["heterogeneity"]["after"]
@@ -65,5 +66,5 @@ def test_the_headline_and_the_summary_have_it(results) -> None:
 def test_norms_without_an_error_have_no_interval(tmp_path) -> None:
     made = Folder(presets=("sas",))
     made.change(lambda row: row.update(standard_error=""), quantity="frobenius_norm")
-    before = comparison_cells(comparison_rows(load_results(made.write(tmp_path)))[0])[-2]
+    before = comparison_cells(compare_results(load_results(made.write(tmp_path))).rows[0])[-2]
     assert re.fullmatch(r"[\d,.]+", before)

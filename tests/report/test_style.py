@@ -1,6 +1,5 @@
-"""Marks that can be told apart, names beside points, axes that have a zero, numbers as text."""
+"""Marks that can be told apart, axes that have a zero, numbers as text."""
 
-import itertools
 import json
 from pathlib import Path
 
@@ -9,13 +8,11 @@ import pytest
 from PIL import Image
 
 from hessblocks.blocks.presets import PRESETS
-from hessblocks.drawing import draw
 from hessblocks.figures import (
     PHONE,
     Figure,
     Heatmap,
     Panel,
-    Series,
     log_axis,
     page_text,
     plain_math,
@@ -212,36 +209,6 @@ def test_small_marks_keep_their_colours_in_a_picture() -> None:
     for name in ("skipless", "op", "v-skipinit", "modern", "parallel", "sas-p-no-norm"):
         colour = [int(OWN[name].colour[at : at + 2], 16) for at in (1, 3, 5)]
         assert np.abs(pixels.astype(int) - colour).max(-1).min() <= 6, name
-
-
-def test_names_beside_points_and_lines_are_apart() -> None:
-    points = [Series(name=f"block {n}", x=(1.0,), y=(float(n),), line=False) for n in range(8)]
-    lines = [Series(name=f"line {n}", x=(0.0, 1.0), y=(0.0, 1 + n / 100)) for n in (2, 0, 1, 3)]
-    panels = [
-        Panel(title="", x_label="", y_label="", series=tuple(each), named=True)
-        for each in (points, lines)
-    ]
-    drawn = draw(Figure(title="", caption="", panels=tuple(panels)))
-    drawn.draw_without_rendering()
-    for axis, count in zip(drawn.axes, (8, 4), strict=True):
-        names = [text for text in axis.texts if text.get_text()]
-        boxes = [text.get_window_extent() for text in names]
-        assert len(names) == count
-        assert sum(a.overlaps(b) for a, b in itertools.combinations(boxes, 2)) == 0
-    order = sorted(names, key=lambda text: text.get_window_extent().y0)
-    assert [text.get_text() for text in order] == [f"line {n}" for n in range(4)]
-    assert drawn.legends == []
-
-
-def test_names_at_the_foot_of_an_axis_stay_above_it() -> None:
-    lines = [Series(name=f"line {n}", x=(0.0, 1.0), y=(1.0, n / 100)) for n in range(6)]
-    panel = Panel(title="", x_label="", y_label="", series=tuple(lines), named=True)
-    drawn = draw(Figure(title="", caption="", panels=(panel,)))
-    drawn.draw_without_rendering()
-    (axis,) = drawn.axes
-    feet = [text.get_window_extent().y0 for text in axis.texts if text.get_text()]
-    assert axis.bbox.y0 - 1 < min(feet) < axis.bbox.y0 + 5
-    assert feet == sorted(feet, reverse=True)
 
 
 def test_a_phone_has_one_column_and_maps_with_their_layers_below_each_other() -> None:

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from hessblocks.report import comparison_rows, summary
+from hessblocks.report import compare_results, summary
 from hessblocks.statistics import average, ends
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import PARTS, Folder, groups, loss, norm
 
 
 def test_one_seed_gives_its_own_numbers(tmp_path) -> None:
-    rows = comparison_rows(load_results(Folder().write(tmp_path)))
+    rows = compare_results(load_results(Folder().write(tmp_path))).rows
     assert [row.preset for row in rows] == list(Folder().presets)
     row = rows[1]
     assert (row.parameters, row.seeds, row.diverged) == (160_000, (0,), ())
@@ -25,7 +25,7 @@ def test_one_seed_gives_its_own_numbers(tmp_path) -> None:
 
 
 def test_heterogeneity_is_the_largest_over_the_smallest_group_norm(tmp_path) -> None:
-    row = comparison_rows(load_results(Folder().write(tmp_path)))[2]
+    row = compare_results(load_results(Folder().write(tmp_path))).rows[2]
     norms = {
         group: norm(2, place, "final", "full") for place, (group, _, _) in enumerate(groups(2))
     }
@@ -42,13 +42,13 @@ def test_heterogeneity_is_the_largest_over_the_smallest_group_norm(tmp_path) -> 
 
 def test_zero_groups_are_left_out_of_the_ratio_and_named(tmp_path) -> None:
     made = Folder(presets=("sas",))
-    whole = comparison_rows(load_results(made.write(tmp_path / "whole")))[0]
+    whole = compare_results(load_results(made.write(tmp_path / "whole"))).rows[0]
     made.change(
         lambda row: row.update(value=0.0, standard_error=0.0),
         stage="initial",
         group="layers.0.attention.key",
     )
-    row = comparison_rows(load_results(made.write(tmp_path / "zero")))[0]
+    row = compare_results(load_results(made.write(tmp_path / "zero"))).rows[0]
     assert row.before.zero_groups == ("layers.0.attention.key",)
     assert row.after.zero_groups == ()
     assert math.isfinite(row.before.ratio.value)
@@ -58,11 +58,11 @@ def test_zero_groups_are_left_out_of_the_ratio_and_named(tmp_path) -> None:
 def test_where_every_group_is_zero_there_is_no_ratio(tmp_path) -> None:
     made = Folder(presets=("sas",))
     made.change(lambda row: row.update(value=0.0), quantity="frobenius_norm", stage="initial")
-    assert comparison_rows(load_results(made.write(tmp_path)))[0].before is None
+    assert compare_results(load_results(made.write(tmp_path))).rows[0].before is None
 
 
 def test_several_seeds_give_mean_and_standard_error(tmp_path) -> None:
-    row = comparison_rows(load_results(Folder(seeds=(0, 1, 2)).write(tmp_path)))[0]
+    row = compare_results(load_results(Folder(seeds=(0, 1, 2)).write(tmp_path))).rows[0]
     losses = [loss(0, seed, 200) + 0.05 for seed in range(3)]
     assert row.final_loss.value == pytest.approx(statistics.mean(losses))
     assert row.final_loss.standard_error == pytest.approx(statistics.stdev(losses) / math.sqrt(3))
@@ -74,7 +74,7 @@ def test_several_seeds_give_mean_and_standard_error(tmp_path) -> None:
 def test_a_diverged_seed_is_named_and_left_out_of_the_mean(tmp_path) -> None:
     made = Folder(presets=("sas-p-no-norm",), seeds=(0, 1))
     made.change(lambda row: row.update(value="nan"), quantity="loss", stage="final", seed=1)
-    row = comparison_rows(load_results(made.write(tmp_path)))[0]
+    row = compare_results(load_results(made.write(tmp_path))).rows[0]
     assert row.diverged == (1,)
     assert (row.final_loss.seeds, row.final_loss.value) == (
         1,
@@ -92,7 +92,7 @@ def test_a_norm_that_is_no_number_is_said_and_gives_no_ratio(tmp_path) -> None:
         "left out."
     )
     assert results.missing == (said,)
-    whole, spoilt = comparison_rows(results)
+    whole, spoilt = compare_results(results).rows
     assert whole.after is not None
     assert spoilt.before is not None
     assert spoilt.after is None
@@ -128,7 +128,7 @@ def test_a_folder_without_results_has_empty_rows(tmp_path) -> None:
     made = Folder(presets=("sas",))
     made.rows, made.metrics = [], []
     results = load_results(made.write(tmp_path))
-    (row,) = comparison_rows(results)
+    (row,) = compare_results(results).rows
     assert (row.parameters, row.final_loss, row.before, row.seeds) == (None, None, None, ())
     assert summary(results)["presets"]["sas"]["curvature"] == {"before": {}, "after": {}}
 
@@ -140,5 +140,5 @@ def test_a_loss_that_is_infinite_or_no_number_has_diverged(tmp_path, last) -> No
         replace(row, loss=last) if (row.preset, row.seed, row.step) == ("sas", 1, 200) else row
         for row in results.metrics
     ]
-    well, lost = comparison_rows(replace(results, metrics=tuple(spoilt)))
+    well, lost = compare_results(replace(results, metrics=tuple(spoilt))).rows
     assert (well.diverged, lost.diverged) == ((), (1,))

@@ -18,8 +18,13 @@ from hessblocks.blocks.gains import Shaping
 from hessblocks.blocks.weights import Dense
 from hessblocks.signal.derivatives import conditioning
 from hessblocks.signal.layers import calls
-from hessblocks.signal.propagation import Signal, propagate
-from hessblocks.signal.token_similarity import attention_entropy, spectral_gap, token_signal
+from hessblocks.signal.propagation import (
+    Signal,
+    attention_entropy,
+    propagate,
+    spectral_gap,
+    token_signal,
+)
 
 SIZES = {"depth": 2, "width": 16, "heads": 4, "vocab_size": 29, "context": 16}
 REAL = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]]).bool()
@@ -102,7 +107,8 @@ def test_the_condition_number_is_that_of_the_whole_jacobian(name: str) -> None:
     double = built(name)
     double.load_state_dict(model.state_dict())
     double.double().set_attn_implementation("eager")
-    seen, _ = calls(double, list(double.model.layers), {"input_ids": inputs["input_ids"][:1]})
+    called, _ = calls(double, list(double.model.layers), {"input_ids": inputs["input_ids"][:1]})
+    seen = [called[layer] for layer in double.model.layers]
     for layer, call in zip(exact.layers, seen, strict=True):
         jacobian = torch.autograd.functional.jacobian(call.again, call.x.detach())
         values = torch.linalg.svdvals(jacobian.reshape(5 * 16, 5 * 16))

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from hessblocks.bill.prices import Price
 from hessblocks.curvature import plain_model
 from hessblocks.errors import ArgumentError
 from hessblocks.storage import Tabular
-from hessblocks.tensor_formats import Format
+from hessblocks.tensor_formats import Format, as_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,6 +78,15 @@ class Allocation(Tabular):
                 found[name] = edit.format, (edit.importance or {}).get(name)
         return found
 
+    @cached_property
+    def packed(self) -> dict[str, Any]:
+        """Parameter name → what its format stores; packed once, for writing and for checking."""
+        weights = dict(plain_model(self.model).named_parameters())
+        return {
+            name: chosen.pack(as_rows(weights[name]), importance)
+            for name, (chosen, importance) in self.formats.items()
+        }
+
     def save(self, path: str | Path, *, source: str = "", tokenizer: Any = None) -> None:
         """Write the quantised model, or the choices as a table.
 
@@ -105,13 +115,18 @@ class Allocation(Tabular):
                 f"{' or '.join(export.FOLDERS)}, both with bf16"
             )
         if kind != "gguf":
-            own = {name: chosen for name, (chosen, _) in formats.items()}
-            export.write_folder(path, model, tokenizer, own, kind)
+            widths = {
+                name: int(chosen.name.rpartition(":")[2])
+                for name, (chosen, _) in formats.items()
+                if chosen.name.startswith(kind)
+            }
+            export.write_folder(path, model, tokenizer, self.packed, widths, kind)
             return
         header = export.header_of(source, model, tokenizer)
         names = export.gguf_tensors(model, header.architecture)
-        packed = export.packed_tensors(model, names, formats)
-        export.write_gguf(path, header, {name: (rows, kind) for name, rows, kind in packed})
+        kinds = {name: chosen.name.removeprefix("gguf:") for name, (chosen, _) in formats.items()}
+        stored = {name: (self.packed[name], kind) for name, kind in kinds.items()}
+        export.write_gguf(path, header, export.stored_tensors(model, names, stored))
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return for each place its edit, bits, bytes, size, and forecast with error."""

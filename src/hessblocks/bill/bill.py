@@ -217,12 +217,30 @@ class Bill(Tabular, Mapping[str, Price]):
         self._note_around()  # a pass may have changed state of the model, such as a hook's list
         return found
 
-    def together(self, names: Iterable[str], held_out: Any = None) -> BillCheck:
-        """Measure changes made together, as `check` does, computing each once, not once a pass."""
+    def together(
+        self,
+        names: Iterable[str],
+        held_out: Any = None,
+        new: Mapping[str, Float[Tensor, "..."]] | None = None,
+    ) -> BillCheck:
+        """Measure changes made together, as `check` does, computing each once, not once a pass.
+
+        Args:
+            names: names of the changes.
+            held_out: see `check`.
+            new: parameter → its new value, such as that in a file that was written; it is compared
+                with what was priced. None: it is computed.
+
+        Returns:
+            Forecast and measurement.
+        """
         made = {}
         for name in names:
             change = self.changes[name]
-            made[name] = replace(change, new=dict(change.made(self.problem.parameters)))
+            values = change.made(self.problem.parameters)
+            if new is not None:
+                values = ((key, new[key]) for key in change.new)
+            made[name] = replace(change, new=dict(values))
         return replace(self, changes={**self.changes, **made}).check([(*made,)], held_out)
 
     def _spread(self, count: int) -> list[str]:

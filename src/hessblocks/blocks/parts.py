@@ -33,13 +33,20 @@ class BlockPart:
 
     def __post_init__(self) -> None:
         """Check that parts fit their slots and values satisfy `finite`, `above_zero`, `one_of`."""
-        _check_parts(self)
         cls: Any = type(self)
-        hints = _hints(cls)
         for field in dataclasses.fields(self):
             value, name = getattr(self, field.name), f"{self.kind}: {field.name}"
+            hint = _hints(cls)[field.name]
+            fitting = typing.get_args(hint) or (hint,)
+            for slot in fitting:
+                if _is_part(slot) and not isinstance(value, fitting):
+                    parts = sorted(part.__name__ for part in BlockPart.kinds(slot).values())
+                    raise ArgumentError(
+                        f"{name}: expected one of hessblocks.blocks' {', '.join(parts)}, got "
+                        f"{value!r}"
+                    )
             choices, above = field.metadata.get("choices"), field.metadata.get("above")
-            if hints[field.name] is bool and type(value) is not bool:
+            if hint is bool and type(value) is not bool:
                 raise ArgumentError(f"{name}: expected true or false, got {value!r}")
             if choices and value not in choices:
                 raise unknown_name(name, str(value), choices)
@@ -106,38 +113,13 @@ def _check_fields(part: type[BlockPart], names: Iterable[str]) -> None:
         check_name(f"field of {part.kind}", name, expected)
 
 
-def _check_parts(part: BlockPart) -> None:
-    """Check that each slot holds a part of the slot's type.
-
-    Raises:
-        ArgumentError: it does not; the message names the slot, the parts that fit and the value.
-    """
-    cls: Any = type(part)
-    for name, (kind, optional) in _slots(cls).items():
-        value = getattr(part, name)
-        if not isinstance(value, kind) and not (optional and value is None):
-            fitting = sorted(fit.__name__ for fit in BlockPart.kinds(kind).values())
-            raise ArgumentError(
-                f"{part.kind}: {name}: expected one of hessblocks.blocks' {', '.join(fitting)}, "
-                f"got {value!r}"
-            )
-
-
 @functools.cache
 def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-@functools.cache
-def _slots(cls: Any) -> dict[str, tuple[type[BlockPart], bool]]:
-    """Map each slot's name to the base class of its parts and whether None is allowed."""
-    slots = {}
-    for name, hint in _hints(cls).items():
-        options = typing.get_args(hint) or (hint,)
-        for option in options:
-            if isinstance(option, type) and issubclass(option, BlockPart):
-                slots[name] = (option, type(None) in options)
-    return slots
+def _is_part(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, BlockPart)
 
 
 def finite(default: float, *, optional: bool = False) -> Any:

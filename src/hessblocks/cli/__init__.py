@@ -1,4 +1,4 @@
-"""The command line; one file per command.
+"""The command line; commands whose options are alike share a file.
 
 Other distributions build their commands with `options`, `Names`, `interruptible` and
 `hessblocks.cli.terminal`.

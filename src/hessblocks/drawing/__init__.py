@@ -2,6 +2,6 @@
 
 from hessblocks.drawing.heatmap import draw_heatmap, draw_layers, short_name
 from hessblocks.drawing.pictures import page_picture, write_picture
-from hessblocks.drawing.static import draw, plot, set_scale
+from hessblocks.drawing.static import LEGEND_INCHES, draw, plot, set_scale
 
 __all__ = ["draw", "draw_heatmap", "plot", "write_picture"]

@@ -13,6 +13,7 @@ from matplotlib.colors import LogNorm, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from hessblocks.drawing.static import on_axes
 from hessblocks.figures import PART_WORDS, plain_math
 
 ZERO = "#D9D9D9"
@@ -53,11 +54,7 @@ def draw_heatmap(
         The matplotlib figure that was drawn on.
     """
     side = min(CELL * max(len(names), 8), LARGEST)
-    if ax is None:
-        size = side + MARGINS[0], side + MARGINS[1]
-        ax = Figure(figsize=size, layout="constrained").subplots()
-    axis, figure = ax, ax.get_figure(root=True)
-    assert isinstance(figure, Figure)
+    axis, figure = on_axes(ax, (side + MARGINS[0], side + MARGINS[1]))
     norms = np.asarray(values, dtype=float)
     _colour(axis, norms, r"Frobenius norm $\Vert H_{ij}\Vert_F$ (nats per token)", shrink=0.8)
     explained = _mark_zeros(axis, norms)
@@ -167,17 +164,15 @@ def draw_layers(
     Returns:
         The matplotlib figure that was drawn on.
     """
-    inside = [row for row in zip(names, layers, values, strict=True) if row[1] is not None]
-    roles = list(dict.fromkeys(role_in_layer(name) for name, _, _ in inside))
-    places = sorted({layer for _, layer, _ in inside if layer is not None})
-    table = np.full((len(places), len(roles)), np.nan)
-    for name, layer, value in inside:
-        table[places.index(layer), roles.index(role_in_layer(name))] = value  # type: ignore[arg-type]
-    if ax is None:
-        size = 0.42 * len(roles) + 2.6, 0.17 * len(places) + 2.4
-        ax = Figure(figsize=size, layout="constrained").subplots()
-    figure = ax.get_figure(root=True)
-    assert isinstance(figure, Figure)
+    inside = {
+        (layer, re.sub(r"^.*?\.\d+\.", "", name)): value  # the name without its layer
+        for name, layer, value in zip(names, layers, values, strict=True)
+        if layer is not None
+    }
+    places = sorted({layer for layer, _ in inside})
+    roles = list(dict.fromkeys(role for _, role in inside))
+    table = np.array([[inside.get((n, role), np.nan) for role in roles] for n in places])
+    ax, figure = on_axes(ax, (0.42 * len(roles) + 2.6, 0.17 * len(places) + 2.4))
     _colour(ax, table, "Frobenius norm (nats per token)")
     ax.set_aspect("auto")
     ax.set_facecolor(ZERO)
@@ -188,8 +183,3 @@ def draw_layers(
     ax.set_ylabel("layer")
     ax.set_title(f"Norms of the {PART_WORDS[part]}", loc="left")
     return figure
-
-
-def role_in_layer(name: str) -> str:
-    """Return the name of a group without the number of its layer."""
-    return re.sub(r"^.*?\.\d+\.", "", name)

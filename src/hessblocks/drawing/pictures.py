@@ -4,8 +4,8 @@ import re
 from io import BytesIO
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
         RunError: a file cannot be written.
     """
     path = Path(folder, f"{name}.png")
-    with mpl.rc_context(dict(MATPLOTLIB)):
+    with style.context(MATPLOTLIB):
         figure.set_dpi(RESOLUTION)
         _hold_empty_labels(figure)
         canvas = FigureCanvasAgg(figure)
@@ -86,7 +86,7 @@ def page_picture(figure: Figure) -> bytes:
     for text in figure.texts:
         text.set_visible(text.get_gid() not in OF_FILES)
     svg = BytesIO()
-    with mpl.rc_context(dict(MATPLOTLIB)):
+    with style.context(MATPLOTLIB):
         figure.set_dpi(RESOLUTION)  # writing an SVG changes it
         _hold_empty_labels(figure)
         renderer = FigureCanvasAgg(figure).get_renderer()

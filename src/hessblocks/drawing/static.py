@@ -3,18 +3,16 @@
 import itertools
 import math
 import textwrap
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib import style
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawn
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from hessblocks import figures
@@ -43,10 +41,6 @@ NUMBERS = 7
 """Most numbered ticks of a panel."""
 LETTER = 0.085
 """Width of a letter beside a tick or above a bar, in inches."""
-FAR = 15.0
-"""Distance from a name to its data point, in points, from which on a thin line joins them."""
-APART = 11.5
-"""Least distance of names at the ends of lines, in points."""
 GREY = "#666666"
 SIZE = (6.4, 4.0)
 """Size of a single panel, in inches."""
@@ -55,14 +49,13 @@ OF_FILES = ("title", "caption")
 Looks = Mapping[str, figures.Mark]
 
 
-@mpl.rc_context(dict(figures.MATPLOTLIB))
-def draw(figure: figures.Figure, narrowest: float = NARROWEST, *, legend: bool = True) -> Drawn:
+@style.context(figures.MATPLOTLIB)
+def draw(figure: figures.Figure, narrowest: float = NARROWEST) -> Drawn:
     """Draw a figure for `write_picture`; each name has the same mark in all panels.
 
     Args:
         figure: figure as data.
         narrowest: smallest width, in inches; less for a phone.
-        legend: whether to draw a legend below, for names that are not beside lines or points.
 
     Returns:
         The figure of matplotlib.
@@ -73,7 +66,7 @@ def draw(figure: figures.Figure, narrowest: float = NARROWEST, *, legend: bool =
     width = max(figure.size[0] * columns, narrowest)
     caption = textwrap.wrap(figure.caption, int(width * LETTERS))
     title = textwrap.wrap(figure.title, int(width * LETTERS * 0.75))
-    handles = _legend(figure, looks) if legend else []
+    handles = _legend(figure, looks)
     across = min(len(handles), int(width / LEGEND_INCHES)) or 1
     written = LINE * (len(caption) + 0.6)
     below = written + LINE * (1.2 * math.ceil(len(handles) / across) + 0.6)
@@ -97,11 +90,6 @@ def draw(figure: figures.Figure, narrowest: float = NARROWEST, *, legend: bool =
             axis.tick_params(labelbottom=index >= len(panels) - columns or not shared)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    if any(panel.named for panel in figure.plots):
-        drawn.draw_without_rendering()  # fixes the layout before names are placed
-    for axis, panel in zip(axes.flat, panels, strict=False):
-        if isinstance(panel, figures.Panel) and panel.named:
-            _name_series(axis, panel)
     if handles:
         where: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, written / height)}
         drawn.legend(handles=handles, ncols=across, borderaxespad=0.1, fontsize=9.5, **where)
@@ -121,15 +109,21 @@ def plot(panel: figures.Panel, ax: Axes | None = None) -> Drawn:
         The figure of matplotlib.
     """
     looks = figures.marks(series.name for series in panel.shown if not series.guide)
-    with mpl.rc_context(dict(figures.MATPLOTLIB)):
-        if ax is None:
-            ax = Drawn(figsize=SIZE, layout="constrained").subplots()
+    with style.context(figures.MATPLOTLIB):
+        ax, figure = on_axes(ax, SIZE)
         _draw_panel(ax, panel, looks, SIZE[0])
         if handles := _legend(figures.Figure(title="", caption="", panels=(panel,)), looks):
             ax.legend(handles=handles, fontsize=9)
+    return figure
+
+
+def on_axes(ax: Axes | None, size: tuple[float, float]) -> tuple[Axes, Drawn]:
+    """Return axes and their figure; without axes, those of a new figure."""
+    if ax is None:
+        ax = Drawn(figsize=size, layout="constrained").subplots()
     figure = ax.get_figure(root=True)
     assert isinstance(figure, Drawn)
-    return figure
+    return ax, figure
 
 
 def _legend(figure: figures.Figure, looks: Looks) -> list[Artist]:
@@ -139,17 +133,13 @@ def _legend(figure: figures.Figure, looks: Looks) -> list[Artist]:
         return []
     handles: list[Artist] = []
     for text, series in entries.items():
-        panel = next(
-            panel for panel in figure.plots if any(series is entry for entry in panel.series)
-        )
+        panel = next(panel for panel in figure.plots if any(series is s for s in panel.series))
+        label = figures.plain_math(text)
         if panel.kind == "bars":
             colour = GREY if panel.by_tick else looks[series.name].colour
-            handles.append(
-                Patch(label=figures.plain_math(text), color=colour, **_bar(panel, series))
-            )
+            handles.append(Patch(label=label, color=colour, **_bar(panel, series)))
         else:
-            style = _line(series, looks[series.name])
-            handles.append(Line2D([], [], label=figures.plain_math(text), **style))
+            handles.append(Line2D([], [], label=label, **_line(series, looks[series.name])))
     return handles
 
 
@@ -270,12 +260,12 @@ def _draw_series(
 ) -> None:
     """Draw one series, joined or not, with error bars or a band."""
     look, alone = looks[series.name], len(looks) == 1
-    style = _line(series, look)
-    if len(series.x) > MANY and style["linestyle"] != "none":
+    drawn = _line(series, look)
+    if len(series.x) > MANY and drawn["linestyle"] != "none":
         gap = len(series.x) // MARKERS
         # staggered, so that coinciding curves all show their markers
-        style["markevery"] = (order * gap // 5 % gap, gap)
-        style["marker"] = "" if alone else style["marker"]
+        drawn["markevery"] = (order * gap // 5 % gap, gap)
+        drawn["marker"] = "" if alone else drawn["marker"]
     if panel.band and any(series.error):
         below = series.below or series.error
         low = [y - length for y, length in zip(series.y, below, strict=True)]
@@ -283,29 +273,8 @@ def _draw_series(
         axis.fill_between(series.x, low, high, color=look.colour, alpha=0.2, linewidth=0)
     bars = None if panel.band else _lengths(series)
     axis.errorbar(
-        series.x, series.y, yerr=bars, xerr=series.across or None, elinewidth=0.8, **style
+        series.x, series.y, yerr=bars, xerr=series.across or None, elinewidth=0.8, **drawn
     )
-
-
-def _name_series(axis: Axes, panel: figures.Panel) -> None:
-    """Write each name beside the last point of its series; those at one abscissa are spread."""
-    points = 72 / axis.figure.dpi
-    shown = [series for series in panel.shown if not series.guide]
-    unnamed = Counter(series.x[-1] for series in shown)
-    beside: Any = {"textcoords": "offset points"}
-    line: Any = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkB": 3}
-    lowest: dict[float, float] = {}  # abscissa → height of the lowest name there so far
-    for series in sorted(shown, key=lambda series: -series.y[-1]):
-        x, _ = end = (series.x[-1], series.y[-1])
-        unnamed[x] -= 1
-        height = points * float(axis.transData.transform(end)[1])
-        foot = points * axis.bbox.y0 + APART * (unnamed[x] + 0.5)
-        lowest[x] = max(foot, min(height, lowest.get(x, math.inf) - APART))
-        offset, text = (9.0, lowest[x] - height), figures.plain_math(series.name)
-        name = axis.annotate(text, end, xytext=offset, va="center", fontsize=9.5, **beside)
-        name.set_path_effects([withStroke(linewidth=2.5, foreground="white")])  # hides lines below
-        if math.hypot(*offset) > FAR:
-            axis.annotate("", end, xytext=offset, arrowprops=line, **beside)
 
 
 def _draw_guide(axis: Axes, series: figures.Series) -> None:

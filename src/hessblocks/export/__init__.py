@@ -5,20 +5,10 @@ from hessblocks.export.gguf_file import (
     GgufHeader,
     gguf_tensors,
     header_of,
-    packed_tensors,
     read_gguf,
+    stored_tensors,
     to_gguf,
     write_gguf,
 )
 
-__all__ = [
-    "FOLDERS",
-    "GgufHeader",
-    "gguf_tensors",
-    "header_of",
-    "packed_tensors",
-    "read_gguf",
-    "to_gguf",
-    "write_folder",
-    "write_gguf",
-]
+__all__ = ["GgufHeader", "to_gguf", "write_folder", "write_gguf"]

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hessblocks.errors import check_name
 from hessblocks.storage import atomic_folder
-from hessblocks.tensor_formats import GROUP, Format, library
+from hessblocks.tensor_formats import GROUP, library
 
 State = dict[str, Shaped[Tensor, "..."]]
 
@@ -23,7 +23,8 @@ def write_folder(
     path: Path,
     model: PreTrainedModel,
     tokenizer: Any,
-    chosen: Mapping[str, Format],
+    packed: Mapping[str, Any],
+    bits: Mapping[str, int],
     kind: str,
 ) -> None:
     """Write a folder, whole or not at all.
@@ -32,7 +33,8 @@ def write_folder(
         path: folder to write.
         model: model in float32; its other parameters are stored as they are.
         tokenizer: its tokeniser; None if it has none.
-        chosen: parameter → its format: of `kind`, or bf16.
+        packed: parameter → what a format of `kind`, or bf16, stores.
+        bits: parameter → its bits, if it is of `kind`.
         kind: a name in `FOLDERS`.
 
     Raises:
@@ -40,16 +42,12 @@ def write_folder(
         RunError: the folder cannot be written.
     """
     check_name("--to", kind, FOLDERS)
-    stored: dict[str, Any] = {}
-    for name, parameter in model.named_parameters():
-        rows = parameter.detach().float().cpu().contiguous()
-        stored[name] = chosen[name].pack(rows, None) if name in chosen else rows
-    bits = {
-        name.removesuffix(".weight"): int(own.name.rpartition(":")[2])
-        for name, own in chosen.items()
-        if own.name.startswith(kind)
+    stored = {
+        name: packed[name] if name in packed else parameter.detach().float().cpu().contiguous()
+        for name, parameter in model.named_parameters()
     }
-    tensors, metadata, settings = FOLDERS[kind](stored, bits)
+    modules = {name.removesuffix(".weight"): count for name, count in bits.items()}
+    tensors, metadata, settings = FOLDERS[kind](stored, modules)
     config = copy.deepcopy(model.config)
     config.quantization_config = settings
     with atomic_folder(path) as temporary:
@@ -70,16 +68,11 @@ def _compressed_tensors(
         module = name.removesuffix("weight")
         own = isinstance(value, dict)
         tensors |= {f"{module}{key}": v for key, v in value.items()} if own else {name: value}
+    scheme = {"type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
     groups = {
         f"bits_{width}": {
-            "targets": [module for module, own in bits.items() if own == width],
-            "weights": {
-                "num_bits": width,
-                "type": "int",
-                "symmetric": True,
-                "strategy": "group",
-                "group_size": GROUP,
-            },
+            "targets": [module for module in bits if bits[module] == width],
+            "weights": {"num_bits": width, **scheme},
         }
         for width in sorted(set(bits.values()))
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,14 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_gguf_pytorch_utils import (
-    GGUF_TO_TRANSFORMERS_MAPPING,
-    TENSOR_PROCESSORS,
-    LlamaTensorProcessor,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
-)
+from transformers import modeling_gguf_pytorch_utils as hf_names
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.export.deci import DECI, deci_fields, deci_tensors
-from hessblocks.models import HessblocksForCausalLM, open_gguf
+from hessblocks.models import HessblocksForCausalLM, names_once, open_gguf
 from hessblocks.storage import atomic_path
-from hessblocks.tensor_formats import Format, formats, library
+from hessblocks.tensor_formats import as_rows, formats, library
 
 WHY = "a GGUF file"
 ALIGNED = 32
@@ -95,28 +90,22 @@ def header_of(source: str, model: PreTrainedModel, tokenizer: Any) -> GgufHeader
             not known; or the tokeniser has more tokens than the model.
         RunError: `source` is a damaged GGUF file.
     """
-    gguf = library("gguf", WHY)
+    gguf, of_blocks = library("gguf", WHY), isinstance(model, HessblocksForCausalLM)
     if source.lower().endswith(".gguf"):
         fields = _of_file(Path(source))
-        architecture = fields.pop("general.architecture")
     else:
-        named = (
-            (DECI, {"general.name": "simplified"})
-            if isinstance(model, HessblocksForCausalLM)
-            else _of_config(model.config)
-        )
-        architecture, fields = named
+        fields = {"general.name": "simplified"} if of_blocks else _of_config(model.config)
         fields |= _of_tokenizer(tokenizer, model.config.vocab_size)
     if isinstance(model, HessblocksForCausalLM):
-        about = ("general.", "tokenizer.")
-        kept = {key: value for key, value in fields.items() if key.startswith(about)}
-        architecture, fields = DECI, kept | deci_fields(model)
+        about = {k: v for k, v in fields.items() if k.startswith(("general.", "tokenizer."))}
+        fields = about | {"general.architecture": DECI} | deci_fields(model)
         count, size = len(fields.get("tokenizer.ggml.tokens", ())), model.config.vocab_size
         if count != size:
             raise ArgumentError(
-                f"--to gguf: the tokeniser has {count} tokens, the model {size}; give that of "
-                "the original"
+                f"--to gguf: the tokeniser has {count} tokens, the model {size}; give the "
+                "original's tokeniser"
             )
+    architecture = fields.pop("general.architecture")
     fields["general.file_type"] = np.uint32(gguf.LlamaFileType.GUESSED)
     fields["general.quantization_version"] = np.uint32(gguf.GGML_QUANT_VERSION)
     return GgufHeader(architecture, {"general.architecture": architecture, **fields})
@@ -144,10 +133,9 @@ def _typed(field: Any) -> Any:
     return kind(value)
 
 
-def _of_config(config: Any) -> tuple[str, dict[str, Any]]:
+def _of_config(config: Any) -> dict[str, Any]:
     """Turn a configuration of transformers into fields of llama.cpp."""
     kind = config.model_type
-    architecture = {"mistral": "llama"}.get(kind, kind)
     if kind not in ("llama", "mistral", "qwen2", "qwen3"):
         raise ArgumentError(
             f"--to gguf: llama.cpp's names for a model of the kind {kind} are not known here; "
@@ -159,46 +147,49 @@ def _of_config(config: Any) -> tuple[str, dict[str, Any]]:
             "--to gguf: scaled rotary positions and sliding windows are not written here; convert "
             "the model by llama.cpp's convert_hf_to_gguf.py, and give the file as MODEL."
         )
-    values = {**vars(config), "rope_theta": rope.get("rope_theta", 10000.0)}
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    values["head_dim"] = head
-    known: Any = GGUF_TO_TRANSFORMERS_MAPPING["config"]
-    fields: dict[str, Any] = {"general.name": getattr(config, "name_or_path", "") or kind}
-    for name, own in {**known[kind], "attention.key_length": "head_dim"}.items():
-        if own:
-            number = values[own]
-            kept = np.float32(number) if isinstance(number, float) else np.uint32(number)
-            fields[f"{architecture}.{name}"] = kept
-    for name in ("attention.value_length", "rope.dimension_count"):
-        fields[f"{architecture}.{name}"] = np.uint32(head)
-    return architecture, fields
+    values = {**vars(config), "rope_theta": rope.get("rope_theta", 10000.0), "head_dim": head}
+    attributes = hf_names.GGUF_TO_TRANSFORMERS_MAPPING["config"][kind] | dict.fromkeys(  # type: ignore[index]
+        ("attention.key_length", "attention.value_length", "rope.dimension_count"), "head_dim"
+    )
+    architecture = "llama" if kind == "mistral" else kind
+    fields = {
+        "general.architecture": architecture,
+        "general.name": getattr(config, "name_or_path", "") or kind,
+    }
+    for name, attribute in attributes.items():
+        if attribute:
+            number = values[attribute]
+            scalar = np.float32 if isinstance(number, float) else np.uint32
+            fields[f"{architecture}.{name}"] = scalar(number)
+    return fields
 
 
 def _of_tokenizer(tokenizer: Any, size: int) -> dict[str, Any]:
     """Turn a byte-level BPE tokeniser into fields of llama.cpp, filled up to a size."""
-    own = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer else {"model": {}}
-    steps = own.get("pre_tokenizer") or {}
+    stored = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer else {"model": {}}
+    steps = stored.get("pre_tokenizer") or {}
     words = tuple(
         step["pattern"].get("Regex", "") if step["type"] == "Split" else step["type"]
         for step in steps.get("pretokenizers", [steps])
         if step
     )
-    if own["model"].get("type") != "BPE" or words not in SPLITS:
+    if stored["model"].get("type") != "BPE" or words not in SPLITS:
         raise ArgumentError(
             "--to gguf: llama.cpp's name for the way in which this tokeniser splits text is not "
             "known; convert the model by llama.cpp's convert_hf_to_gguf.py, and give the file as "
             "MODEL."
         )
-    added = {entry["id"]: entry for entry in own["added_tokens"]}
-    tokens = {number: token for token, number in own["model"]["vocab"].items()}
+    model, added = stored["model"], {entry["id"]: entry for entry in stored["added_tokens"]}
+    tokens = {number: token for token, number in model["vocab"].items()}
     tokens |= {number: entry["content"] for number, entry in added.items()}
     order = range(max(max(tokens) + 1, size))
     kinds = [
         (3 if added[n]["special"] else 4) if n in added else 1 if n in tokens else 5 for n in order
     ]
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in own["model"]["merges"]]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     plain = tokenizer("a")["input_ids"]
-    found = {
+    fields = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": SPLITS[words],
         "tokenizer.ggml.tokens": [tokens.get(number, f"[PAD{number}]") for number in order],
@@ -207,16 +198,12 @@ def _of_tokenizer(tokenizer: Any, size: int) -> dict[str, Any]:
         "tokenizer.ggml.add_bos_token": plain[0] == tokenizer.bos_token_id,
         "tokenizer.ggml.add_eos_token": plain[-1] == tokenizer.eos_token_id,
     }
-    for name, number in (
-        ("bos", tokenizer.bos_token_id),
-        ("eos", tokenizer.eos_token_id),
-        ("padding", tokenizer.pad_token_id),
-    ):
-        if number is not None:
-            found[f"tokenizer.ggml.{name}_token_id"] = np.uint32(number)
+    for name, role in {"bos": "bos", "eos": "eos", "padding": "pad"}.items():
+        if (number := getattr(tokenizer, f"{role}_token_id")) is not None:
+            fields[f"tokenizer.ggml.{name}_token_id"] = np.uint32(number)
     if tokenizer.chat_template:
-        found["tokenizer.chat_template"] = tokenizer.chat_template
-    return found
+        fields["tokenizer.chat_template"] = tokenizer.chat_template
+    return fields
 
 
 def gguf_tensors(
@@ -239,13 +226,12 @@ def gguf_tensors(
     library("gguf", WHY)
     if architecture == DECI and isinstance(model, HessblocksForCausalLM):
         return deci_tensors(model)
-    kind = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+    kind = hf_names.TENSOR_PROCESSORS.get(architecture, hf_names.TensorProcessor)
     processor = kind(config=vars(model.config))
-    found, missing = {}, []
-    try:
-        names = {own: name for name, own in get_gguf_hf_weights_map(model, processor).items()}
-    except NotImplementedError:
-        names = {}
+    tensors, missing, names = {}, [], {}
+    with suppress(NotImplementedError), names_once():
+        weights = hf_names.get_gguf_hf_weights_map(model, processor)
+        names = {parameter: tensor for tensor, parameter in weights.items()}
     for name, parameter in model.named_parameters():
         if name not in names:
             missing.append(name)
@@ -253,19 +239,17 @@ def gguf_tensors(
         rows = np.arange(len(parameter))
         order = processor.process(rows.reshape(-1, *[1] * (parameter.ndim - 1)), names[name])
         flat = order.weights.reshape(-1)
-        found[name] = names[name], None if np.array_equal(flat, rows) else flat
-    if missing or kind not in (TensorProcessor, LlamaTensorProcessor):
+        tensors[name] = names[name], None if np.array_equal(flat, rows) else flat
+    if missing or kind not in (hf_names.TensorProcessor, hf_names.LlamaTensorProcessor):
         which = f" ({missing[0]})" if missing else ""
         raise ArgumentError(
             f"--to gguf: llama.cpp's tensors of {type(model).__name__} are not known here{which}"
         )
-    return found
+    return tensors
 
 
 def write_gguf(
-    path: Path,
-    header: GgufHeader,
-    tensors: Mapping[str, tuple[Shaped[Tensor, "..."], str]],
+    path: Path, header: GgufHeader, tensors: Mapping[str, tuple[Shaped[Tensor, "..."], str]]
 ) -> None:
     """Write a GGUF file, whole or not at all.
 
@@ -311,13 +295,13 @@ def read_gguf(
     Returns:
         Parameter → its values.
     """
-    gguf, found = library("gguf", WHY), {}
+    gguf, values = library("gguf", WHY), {}
     tensors = {tensor.name: tensor for tensor in open_gguf(path).tensors}
     for name, (tensor, order) in names.items():
-        own = tensors[tensor]
-        rows = torch.from_numpy(gguf.quants.dequantize(own.data, own.tensor_type).copy())
-        found[name] = rows if order is None else rows[torch.from_numpy(order)]
-    return found
+        stored = tensors[tensor]
+        rows = torch.from_numpy(gguf.quants.dequantize(stored.data, stored.tensor_type).copy())
+        values[name] = rows if order is None else rows[torch.from_numpy(order)]
+    return values
 
 
 def _kind(gguf: Any, value: Any) -> Any:
@@ -327,33 +311,33 @@ def _kind(gguf: Any, value: Any) -> Any:
     return gguf.GGUFValueType.get_type(value)
 
 
-def packed_tensors(
+def stored_tensors(
     model: PreTrainedModel,
     names: Mapping[str, tuple[str, Shaped[np.ndarray, " rows"] | None]],
-    chosen: Mapping[str, tuple[Format, Float[Tensor, " width"] | None]],
-) -> Iterator[tuple[str, Shaped[Tensor, "..."], str]]:
-    """Pack the weights of a model for `write_gguf`.
+    packed: Mapping[str, tuple[Shaped[Tensor, "rows packed"], str]],
+) -> dict[str, tuple[Shaped[Tensor, "..."], str]]:
+    """Name and order the weights of a model as `write_gguf` takes them.
 
     Args:
         model: the model.
         names: result of `gguf_tensors`.
-        chosen: parameter → its format and the mean squared inputs of its columns; other parameters
-            are stored in float32.
+        packed: parameter → its packed rows and name of llama.cpp's type; other parameters are
+            stored in float32.
 
-    Yields:
-        Name of the tensor, its rows as they are stored, and name of llama.cpp's type.
+    Returns:
+        Name of the tensor → its rows as they are stored, and name of llama.cpp's type.
     """
+    stored = {}
     for name, parameter in model.named_parameters():
-        rows, kind = parameter.detach().float().cpu().contiguous(), "F32"
-        if name in chosen:
-            own, importance = chosen[name]
-            rows, kind = own.pack(rows, importance), own.name.removeprefix("gguf:")
+        rows, kind = parameter.detach().float().cpu(), "F32"
+        if name in packed:
+            rows, kind = packed[name]
+            rows = rows.view(*parameter.shape[:-1], -1)
         tensor, order = names[name]
         if order is not None:
-            moved = torch.empty_like(rows)
-            moved[torch.from_numpy(order)] = rows
-            rows = moved
-        yield tensor, rows, kind
+            rows = rows[torch.from_numpy(order).argsort()]
+        stored[tensor] = rows.contiguous(), kind
+    return stored
 
 
 def to_gguf(
@@ -373,7 +357,7 @@ def to_gguf(
         The path.
 
     Raises:
-        ArgumentError: a layer is none of Llama's, another number of tokens in `vocabulary`, an
+        ArgumentError: a layer is not one of Llama's, another number of tokens in `vocabulary`, an
             unknown type or way to split text, or a package (gguf, for q8_0 libgguf) is missing.
         RunError: `vocabulary` cannot be read, or the file cannot be written.
 
@@ -383,18 +367,18 @@ def to_gguf(
         >>> hb.to_gguf(model, "new.gguf", "original.gguf")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        hessblocks.errors.ArgumentError: --to gguf: layer 0 is none of Llama's, ...
+        hessblocks.errors.ArgumentError: --to gguf: layer 0 is not one of Llama's: its ...
     """
     check_name("kind", kind, TYPES)
     deci_fields(model)  # refuse other layers before the file is read
     saved = isinstance(vocabulary, str | Path)
     header = header_of(str(vocabulary) if saved else "", model, None if saved else vocabulary)
-    own = HALF if kind == "f16" else formats()["gguf:Q8_0"]
-    chosen = {
-        name: (own if own.fits(parameter.shape) else HALF, None)
-        for name, parameter in model.named_parameters()
-        if parameter.ndim > 1 and kind != "f32"
-    }
-    packed = packed_tensors(model, gguf_tensors(model, DECI), chosen)
-    write_gguf(Path(path), header, {name: (rows, form) for name, rows, form in packed})
+    form = HALF if kind == "f16" else formats()["gguf:Q8_0"]
+    packed = {}
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and kind != "f32":
+            fitting = form if form.fits(parameter.shape) else HALF
+            rows = fitting.pack(as_rows(parameter), None)
+            packed[name] = rows, fitting.name.removeprefix("gguf:")
+    write_gguf(Path(path), header, stored_tensors(model, gguf_tensors(model, DECI), packed))
     return Path(path)

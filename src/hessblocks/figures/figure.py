@@ -92,8 +92,6 @@ class Panel:
     """Both ends of the ordinate; values beyond them are cut off."""
     band: bool = False
     """Whether errors are drawn as a band around the line."""
-    named: bool = False
-    """Whether the name of a series is written at its last point, not in the legend."""
     by_tick: bool = False
     """Whether bars are coloured by their ticks."""
 
@@ -182,8 +180,7 @@ class Figure:
     @property
     def legend(self) -> dict[str, Series]:
         """Legend: text of each entry → its first series; published numbers are last."""
-        panels = [panel for panel in self.plots if not panel.named]
-        every = [series for panel in panels for series in panel.shown if not series.guide]
+        every = [series for panel in self.plots for series in panel.shown if not series.guide]
         every.sort(
             key=lambda series: (series.published, (*self.marked, series.name).index(series.name))
         )
@@ -217,7 +214,7 @@ class Figure:
 
 def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Select the fields for figure.json; as in older files, unused fields are left out."""
-    silent = (("guide", False), ("limits", None), ("named", False))
+    silent = (("guide", False), ("limits", None))
     return {
         name: value for name, value in pairs if name not in OF_PAGES and (name, value) not in silent
     }

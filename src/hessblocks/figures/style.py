@@ -7,8 +7,8 @@ Marker and line style differ too, so that figures can be read in grey.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,28 +52,8 @@ PHONE = 3.8
 """Width of a figure on a phone, in inches: 365 pixels."""
 RESOLUTION = 150
 """Dots per inch of the png files."""
-MATPLOTLIB: Mapping[Any, Any] = MappingProxyType(
-    {
-        "font.family": "DejaVu Sans",
-        "font.size": 11.0,
-        "axes.titlesize": 12.0,
-        "xtick.labelsize": 10.5,
-        "ytick.labelsize": 10.5,
-        "legend.frameon": False,
-        "legend.handlelength": 3.2,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "axes.axisbelow": True,
-        "grid.color": "#DDDDDD",
-        "grid.linewidth": 0.7,
-        "lines.linewidth": 1.6,
-        "lines.markersize": 5.0,
-        "hatch.linewidth": 0.8,
-        "svg.hashsalt": "hessblocks",
-    }
-)
+MATPLOTLIB = Path(__file__).with_name("hessblocks.mplstyle")
+"""Style sheet for `matplotlib.style`."""
 
 
 def marks(names: Iterable[str]) -> dict[str, Mark]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from hessblocks.bill import Bill, Change, activation_changes, cache_changes
 from hessblocks.settings import PricingSettings
 
-GRIDS = (("token", 0), ("token", 1), ("channel", 0), ("channel", 1))
+Grid = tuple[Literal["token", "channel"], int]
+GRIDS: tuple[Grid, ...] = (("token", 0), ("token", 1), ("channel", 0), ("channel", 1))
 """What shares a scale, and the number of first tokens that stay exact."""
 Sets = Mapping[str, Sequence[str]]
 """Name of a setting of the whole model → names of its changes."""
@@ -19,14 +20,13 @@ Sets = Mapping[str, Sequence[str]]
 
 def rounded_activations(model: nn.Module, settings: PricingSettings) -> dict[str, Change]:
     """Make the changes of `--cache`, head by head, and of `--activations`."""
-    found: dict[str, Change] = {}
+    changes: dict[str, Change] = {}
     bits = settings.cache
     for per, exact in GRIDS if bits else ():
-        more: dict[str, Any] = {"per": per, "exact": exact, "heads": True}
-        found |= cache_changes(model, keys=bits, values=bits, **more)
+        changes |= cache_changes(model, keys=bits, values=bits, per=per, exact=exact, heads=True)
     if settings.activations:
-        found |= activation_changes(model, bits=settings.activations)
-    return found
+        changes |= activation_changes(model, bits=settings.activations)
+    return changes
 
 
 def recipes(bill: Bill, sets: Sets, bits: Sequence[int]) -> dict[str, tuple[str, ...]]:
@@ -42,34 +42,32 @@ def recipes(bill: Bill, sets: Sets, bits: Sequence[int]) -> dict[str, tuple[str,
         kind: [name for name in sets if name.startswith(f"all, {kind}, ") and "exact" not in name]
         for kind in ("keys", "values")
     }
-    prices = {name: bill.sum(sets[name]) for names in grids.values() for name in names}
-    found = {}
+    prices: dict[str, Any] = {
+        name: bill.sum(sets[name]) for names in grids.values() for name in names
+    }
+    recipes = {}
     for width in bits:
-        fitting = [
-            (k, v)
-            for k, v in product(grids["keys"], grids["values"])
-            if _bits(prices[k]) + _bits(prices[v]) <= 2 * width
+        pairs = [
+            (key, value)
+            for key, value in product(grids["keys"], grids["values"])
+            if prices[key].bits + prices[value].bits <= 2 * width
         ]
-        if fitting:
-            k, v = min(fitting, key=lambda pair: sum(prices[n].forecast.value for n in pair))
-            name = f"recipe at {width} bits: {k[5:]}; {v[5:]}"
-            found[name] = (*sets[k], *sets[v])
-    return found
-
-
-def _bits(price: Any) -> float:
-    return float(price.bits)
+        if pairs:
+            key, value = min(pairs, key=lambda pair: sum(prices[n].forecast.value for n in pair))
+            name = f"recipe at {width} bits: {key[5:]}; {value[5:]}"
+            recipes[name] = (*sets[key], *sets[value])
+    return recipes
 
 
 def head_map(bill: Bill, bits: int) -> dict[str, list[float]]:
     """Arrange forecasts of the cheaper grid: kind and head → nats a token, by layer."""
-    found: dict[str, list[float]] = {}
+    nats: dict[str, list[float]] = {}
     for kind, per in (("keys", "channel"), ("values", "token")):
         for price in bill.values():
             if price.how == f"{kind}, {bits} bits per {per}":
                 head = price.place.rpartition(f"{kind} ")[2]
-                found.setdefault(f"{kind} per {per}, {head}", []).append(price.forecast.value)
-    return found
+                nats.setdefault(f"{kind} per {per}, {head}", []).append(price.forecast.value)
+    return nats
 
 
 def cache_sentences(costs: Mapping[str, float], bits: Sequence[int]) -> Iterator[str]:
@@ -101,7 +99,7 @@ def runtime_words(recipe: str) -> Iterator[str]:
     widths, per = [int(words[0]) for words in parts], [words[-1] for words in parts]
     alike, by_token = widths[0] if widths[0] == widths[1] else 0, set(per) == {"token"}
     if alike in (1, 2, 3, 4, 8):
-        key, value = ("0" if one == "channel" else "1" for one in per)
+        key, value = ("0" if grid == "channel" else "1" for grid in per)
         yield (
             f'transformers QuantizedCache("hqq", config, nbits={alike}, axis_key={key}, '
             f"axis_value={value})"

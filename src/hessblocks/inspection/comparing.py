@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hessblocks import settings
 from hessblocks.blocks import PRESETS, BlockConfig, parted, pattern_names, preset
@@ -15,6 +15,8 @@ from hessblocks.storage import FolderResults, canonical, load_results
 from hessblocks.training import compare as run_all
 from hessblocks.training import resolve_device
 
+T = TypeVar("T")
+KINDS = (settings.ModelSettings, settings.TunedSettings, settings.ObservationSettings)
 NamedBlocks = Mapping[str, str | BlockConfig] | Sequence[str]
 
 
@@ -63,40 +65,31 @@ def compare(
         >>> sorted({row.quantity for row in found.measurements})[:4]
         ['flops', 'frobenius_norm', 'loss', 'parameters']
     """
-    kinds = (settings.ModelSettings, settings.TunedSettings, settings.ObservationSettings)
-    fields_of = {kind: settings.kinds(kind) for kind in kinds}
-    for name in fields:
-        check_name("setting", name, [name for names in fields_of.values() for name in names])
-    own_fields = {
-        kind: {n: fields[n] for n in fields if n in names} for kind, names in fields_of.items()
-    }
     named_blocks = blocks if isinstance(blocks, Mapping) else dict(zip(blocks, blocks, strict=True))
     first = next((block for block in named_blocks.values() if isinstance(block, BlockConfig)), None)
     if first is not None:
-        own_fields[settings.ModelSettings].setdefault("width", first.width)
-    model = settings.make(settings.ModelSettings, own_fields[settings.ModelSettings])
+        fields.setdefault("width", first.width)
+    names = [name for kind in KINDS for name in settings.kinds(kind)]
+    for name in fields:
+        check_name("setting", name, names)
+    model = _made(settings.ModelSettings, fields)
+    training = _made(settings.TunedSettings, fields)
+    observation = _made(settings.ObservationSettings, fields)
     sizes = {name: getattr(model, name) for name in ("width", "heads", "mlp_width")}
-    written = []
-    for name, given_block in named_blocks.items():
-        if name == given_block:
+    written = {}
+    for name, block in named_blocks.items():
+        if name == block:
             continue
         if set(name) & set("+,[]/\\") or name in PRESETS:
             raise ArgumentError(f"blocks: {name!r} cannot name a block of yours; take another name")
-        block = (
-            given_block if isinstance(given_block, BlockConfig) else preset(given_block, **sizes)
-        )
-        written.append((name, canonical(block.to_dict())))
-    names = [parted(part)[0] for name in named_blocks for part in pattern_names(name)]
-    for name in names:
-        check_name("blocks", name, [*PRESETS, *dict(written)])
-    training = settings.make(settings.TunedSettings, own_fields[settings.TunedSettings])
-    observation = settings.make(
-        settings.ObservationSettings, own_fields[settings.ObservationSettings]
-    )
+        config = block if isinstance(block, BlockConfig) else preset(block, **sizes)
+        written[name] = canonical(config.to_dict())
+    for part in (part for name in named_blocks for part in pattern_names(name)):
+        check_name("blocks", parted(part)[0], [*PRESETS, *written])
     comparison = settings.ComparisonSettings(
         presets=tuple(named_blocks),
         seeds=tuple(seeds),
-        model=replace(model, blocks=tuple(written)),
+        model=replace(model, blocks=tuple(written.items())),
         training=training.of_each,
         tune=training.tune,
         curvature=observation.sample,
@@ -106,3 +99,9 @@ def compare(
     corpus = load_corpus(data, vocab_size)
     run_all(comparison, corpus, out, progress or Progress(), finish=finish)
     return load_results(out)
+
+
+def _made(kind: type[T], fields: Mapping[str, Any]) -> T:
+    """Make settings of a kind from its fields."""
+    names = settings.kinds(kind)
+    return settings.make(kind, {name: fields[name] for name in fields if name in names})

@@ -1,4 +1,4 @@
-"""Measure a model's curvature group by group, and store each group in the run folder."""
+"""Measure a model's curvature group by group; store each group, and write the tables of all."""
 
 import math
 import warnings
@@ -9,23 +9,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from hessblocks import curvature, linalg
-from hessblocks.conventions import Part
+from hessblocks import curvature, linalg, storage
+from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.inspection.curvature_tables import write_tables
 from hessblocks.inspection.spending import Spending, Subjects
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
-from hessblocks.storage import group_key, identity_in, mended_store
 from hessblocks.theory import AttentionHessian
 
-OPERATORS = {
-    "outer": curvature.OuterProduct,
-    "functional": curvature.Functional,
-    "full": curvature.Hessian,
-}
+OPERATORS = dict(
+    zip(PARTS, (curvature.OuterProduct, curvature.Functional, curvature.Hessian), strict=True)
+)
 ATTENTION = ("query", "key", "value", "projection")
 EXACT_WORK = 10**12
 """Most multiplications after the last attention for its closed form; above, probes are used."""
@@ -37,6 +34,8 @@ SPECTRUM_POINTS = 256
 """Number of points of a spectral density."""
 WHOLE = ""
 """Name of the record of all groups together."""
+GroupRecord = Mapping[str, Any]
+"""Measurements of one group, as JSON values."""
 
 
 class _Counted(linalg.LinearOperator):
@@ -84,13 +83,13 @@ class CurvatureRun:
         Raises:
             RunError: a loss or a product is not finite, or a file is damaged or cannot be written.
         """
-        store, identity = mended_store(self.folder), identity_in(self.folder)
-        records: dict[str, Mapping[str, Any]] = {}
+        store, identity = storage.mended_store(self.folder), storage.identity_in(self.folder)
+        records: dict[str, GroupRecord] = {}
         run = {"preset": self.name, "seed": self.settings.seed}
         twice = not self.spending.samples or bool(self.spending.products or self.spending.steps)
         loss = self.problem.value(twice=twice)
         names = [*self.groups, *([WHOLE] if self._has_whole else [])]
-        keys = {name: group_key(identity, name) for name in names}
+        keys = {name: storage.group_key(identity, name) for name in names}
         costs = self._costs([name for name in names if store.get(keys[name]) is None])
         with self.progress.stage("curvature", self.name, math.ceil(sum(costs.values()))):
             for name, key in keys.items():
@@ -280,3 +279,109 @@ class CurvatureRun:
                 seed=self.settings.seed,
             )
         return pairs.to_rows()
+
+
+def write_tables(
+    folder: Path,
+    groups: Mapping[str, curvature.ParameterGroup],
+    records: Mapping[str, GroupRecord],
+    *,
+    loss: float,
+    **run: Any,
+) -> None:
+    """Write rows of all measured groups; map and summary follow once every group is measured.
+
+    Args:
+        folder: folder for results.csv, map.csv and spectra.csv.
+        groups: all groups of the run.
+        records: records of the measured groups; the name '' means all groups together.
+        loss: mean loss, nats per token.
+        **run: `preset` and `seed` of every row.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    norms = {
+        name: {part: linalg.Estimate(**record["norms"][part]) for part in _ordered(record["norms"])}
+        for name, record in records.items()
+        if name
+    }
+    rows, maps = curvature.norm_rows(groups, norms), []
+    if len(norms) == len(groups):
+        measured = [records[name] for name in groups]
+        if all("column" in record for record in measured):
+            columns = [curvature.ColumnSquares(**record["column"]) for record in measured]
+            maps = [
+                curvature.combine_columns(groups, columns, part)
+                for part in _ordered(columns[0].squares)
+            ]
+        elif all("samples" in record for record in measured):
+            products = [torch.tensor(record["samples"]).double() for record in measured]
+            maps = [curvature.combine_samples(groups, torch.stack(products))]
+        rows += _summary_rows(norms, maps, loss)
+    rows += _eigenvalue_rows(groups, records)
+    result_rows = [storage.ResultRow(**run, **row) for row in rows]
+    storage.write_results(folder / "results.csv", result_rows)
+    if spectra := _spectrum_rows(records):
+        storage.write_table(folder / "spectra.csv", storage.SPECTRUM_COLUMNS, spectra)
+    if maps:
+        cells = [row for whole_map in maps for row in whole_map.to_rows()]
+        storage.write_table(folder / "map.csv", storage.MAP_COLUMNS, cells)
+
+
+def _summary_rows(
+    norms: Mapping[str, Mapping[Part, linalg.Estimate]],
+    maps: Sequence[curvature.CurvatureMap],
+    loss: float,
+) -> list[dict[str, Any]]:
+    """List loss, heterogeneity of each part with its interval, and off-diagonal shares."""
+    rows: list[tuple[str, str, linalg.Estimate]] = [
+        ("loss", "", linalg.Estimate(value=loss, method="exact"))
+    ]
+    for part in next(iter(norms.values())):
+        ratio = curvature.heterogeneity({name: parts[part] for name, parts in norms.items()})
+        rows.append(("heterogeneity", part, ratio.ratio))
+        ends = {"heterogeneity_low": ratio.low, "heterogeneity_high": ratio.high}
+        rows += [
+            (name, part, linalg.Estimate(value=end, method=ratio.ratio.method))
+            for name, end in ends.items()
+            if end is not None
+        ]
+    shares = [(whole_map.part, whole_map.off_diagonal_share) for whole_map in maps]
+    rows += [("off_diagonal_share", part, share) for part, share in shares if share]
+    return [
+        {"quantity": quantity, "part": part, **estimate.to_row()}
+        for quantity, part, estimate in rows
+    ]
+
+
+def _eigenvalue_rows(
+    groups: Mapping[str, curvature.ParameterGroup], records: Mapping[str, GroupRecord]
+) -> list[dict[str, Any]]:
+    """List eigenvalues of H, the largest first, each followed by its residual."""
+    rows = []
+    for name, record in records.items():
+        group = (
+            {"group": name, "layer": groups[name].layer, "role": groups[name].role} if name else {}
+        )
+        for eigenvalue in record.get("eigenvalues", []):
+            for quantity, value in zip(storage.EIGENVALUE, eigenvalue.values(), strict=True):
+                row = {"quantity": quantity, "part": "full", "value": value, "method": "measured"}
+                rows.append(row | group)
+    return rows
+
+
+def _spectrum_rows(records: Mapping[str, GroupRecord]) -> list[dict[str, Any]]:
+    values = storage.SPECTRUM_COLUMNS[2:-1]
+    return [
+        {"group": name, "part": part, "method": spectra[part]["method"]}
+        | dict(zip(values, point, strict=True))
+        for name, spectra in ((name, record.get("spectra", {})) for name, record in records.items())
+        for part in _ordered(spectra)
+        for point in zip(*(spectra[part][column] for column in values), strict=True)
+    ]
+
+
+def _ordered(parts: Mapping[Any, Any]) -> list[Part]:
+    """List the parts in the order of `PARTS`, which a file may not keep."""
+    return [part for part in PARTS if part in parts]

@@ -86,11 +86,7 @@ def opened(
             check_place(settings.data)  # before the weights are read
         subject = saved_model(str(source), task)
     _check_sizes_are_used([source, *beside], settings)  # before the slow reading of text
-    if subject.context is not None and settings.tokens > subject.context:
-        raise ArgumentError(
-            f"--tokens: {settings.tokens} are longer than the context of {subject.context} of "
-            f"{subject.name}; ask for fewer."
-        )
+    subject.check_window(settings.tokens)
     return subject, dict(batch) if batch else encoded_batch(subject, settings)
 
 
@@ -113,16 +109,9 @@ def _fresh(
     if not batch and settings.data != RANDOM:
         corpus = _corpus(settings, settings.vocab_size)
     torch.manual_seed(settings.seed)
-    model = build(
-        layers,
-        depth=settings.depth,
-        vocab_size=corpus.vocab_size if corpus else settings.vocab_size,
-        context=settings.tokens,
-        position=settings.position,
-        slots=settings.slots,
-        start=settings.start,
-        name=name,
-    )
+    shape = {key: getattr(settings, key) for key in ("depth", "position", "slots", "start")}
+    size = corpus.vocab_size if corpus else settings.vocab_size
+    model = build(layers, vocab_size=size, context=settings.tokens, name=name, **shape)
     subject = Subject(name=name, model=model.eval())
     if corpus:
         text = f"the held-out text of {corpus.name}"
@@ -166,13 +155,8 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
             "random."
         )
     name, documents = _documents(subject, settings)
-    ids = data.encoded(subject.tokenizer, documents)
-    if ids.size and ids.max() >= subject.vocabulary:
-        raise ArgumentError(
-            f"MODEL: the tokenizer of {subject.name} gives token ids up to {ids.max()}, the model "
-            f"knows those below {subject.vocabulary}; give the tokenizer that it was trained with, "
-            "or ask for random tokens with --data random."
-        )
+    otherwise = ", or ask for random tokens with --data random"
+    ids = subject.encoded(documents, settings.tokens, otherwise)
     first = data.template_start(subject.tokenizer, settings.bare)
     return _drawn(ids, name, settings, first)
 
@@ -221,10 +205,7 @@ def masked(batch: TokenBatch, subject: Subject, seed: int) -> Tokens:
 
 
 def _drawn(
-    ids: np.ndarray[Any, Any],
-    name: str,
-    settings: InspectionSettings,
-    first: Sequence[int] = (),
+    ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings, first: Sequence[int] = ()
 ) -> Tokens:
     """Draw windows without replacement, the same for the same seed.
 

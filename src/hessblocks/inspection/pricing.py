@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,9 @@ from hessblocks.bill import (
 )
 from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Problem, custom_groups, make_plan, plain_model
-from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
+from hessblocks.data import Windows, documents_of, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration, in_units
-from hessblocks.inspection.caches import (
-    cache_sentences,
-    head_map,
-    recipes,
-    rounded_activations,
-)
+from hessblocks.inspection.caches import cache_sentences, head_map, recipes, rounded_activations
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.subject import Subject, other_function
 from hessblocks.models import fingerprint, load_saved, stored_within, stored_words
@@ -53,6 +47,8 @@ HELD = 8
 """Most gradients that `hb.price` holds at once."""
 INPUTS = "inputs."
 """Prefix of mean squared inputs in the file of samples."""
+PIECES = 32
+"""Most batches of the text of a check."""
 AS_STORED = "as stored"
 """Name of the change to a quantised copy."""
 TOGETHER = ("name", "bits", "forecast", "forecast_error", "measured", "measured_error", "outside")
@@ -67,7 +63,7 @@ def measure_price(
     device: str = "auto",
     progress: Progress | None = None,
     finish: Finish | None = None,
-    **given: Any,
+    **options: Any,
 ) -> dict[str, Any]:
     """Forecast the cost of rounding, pruning or merging each weight matrix, and check it.
 
@@ -80,7 +76,7 @@ def measure_price(
         device: cpu, cuda or auto.
         progress: shows the estimated cost first, then stages.
         finish: called with the folder at the end.
-        **given: fields of `hessblocks.settings.PricingSettings`, such as `round=(3, 4),
+        **options: fields of `hessblocks.settings.PricingSettings`, such as `round=(3, 4),
             allocate=3.5`.
 
     Returns:
@@ -93,7 +89,7 @@ def measure_price(
     Cost:
         The cost of `hb.price` and `Bill.check`. Samples are stored, so that the same call resumes.
     """
-    progress, settings = progress or Progress(), make(PricingSettings, given)
+    progress, settings = progress or Progress(), make(PricingSettings, options)
     several = settings.round or settings.prune or settings.formats or settings.merge
     rounding = settings.cache or settings.activations
     settings.check_chosen()
@@ -101,12 +97,15 @@ def measure_price(
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         model, saved = load_saved(source, "causal-lm")
-        subject = Subject(name=saved.name, model=placed(device, model))
         tokenizer = saved.tokenizer(needed=True)
-        more = settings.sequences if settings.check else 0
-        text, other = drawn_batches(subject, tokenizer, texts, settings, more)
-        another = _other(settings.merge, subject, tokenizer) if settings.merge else None
-        edits = {edit.how: edit for edit in _edits(settings, another)}
+        subject = Subject(name=saved.name, model=placed(device, model), tokenizer=tokenizer)
+        checked = settings.sequences if settings.check else 0
+        text, held_out = drawn_batches(subject, texts, settings, checked)
+        merging = _other(settings.merge, subject) if settings.merge else None
+        every: list[Edit] = [rounded(bits=bits) for bits in settings.round]
+        every += [pruned(share=share) for share in settings.prune]
+        every += [*map(in_format, settings.formats), *([merged(merging)] if merging else [])]
+        edits = {edit.how: edit for edit in every}
         changes = change_each(model, *edits.values()) if several else {}
         stored = _stored(settings.against, subject) if settings.against else {}
         if stored:
@@ -121,112 +120,119 @@ def measure_price(
         "command": "price",
         "source": source,
         "model": {"name": subject.name, **subject.digests()},
-        "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": other})},
+        "data": {
+            "name": str(data),
+            "fingerprint": _fingerprint({**text, "other": held_out}),
+        },
         "edits": list(dict.fromkeys(change.how for change in changes.values())),
         **asdict(settings),
-        **({"merged": fingerprint(another)} if another else {}),
+        **({"merged": fingerprint(merging)} if merging else {}),
         **({"stored": _fingerprint(stored)} if stored else {}),
         "device": device,
     }
     problem = Problem(subject.model, text, loss="causal-lm")
     drawn = {name: value for name, value in config.items() if name != "allocate"}
     before = finished(folder, config, ["allocate"])
-    found = before if before.get("asked", "") == settings.allocate else {}
+    summary = before if before.get("asked", "") == settings.allocate else {}
     with claimed(folder, config, free=["allocate"]):
         check = min(settings.check, len(changes))
         measured = check + 1 + 2 * (len(edits) + 1) if check else 0
-        kept = bool(settings.against) or all(edit.format for edit in edits.values())
-        said = partial(announced, problem, changes, settings, measured, kept=kept)
-        of = storage.identity_of(drawn)
-        bill = stored_bill(problem, changes, settings, folder, of, progress, said)
+        bill = stored_bill(problem, changes, settings, folder, drawn, progress, measured)
         bill.save(folder / "bill.csv")
-        if not found:
-            found = {"command": "price", "model": subject.name, "changes": len(bill), "told": told}
-            found["asked"] = settings.allocate
-            found |= _summary(bill, {"input_ids": other}, settings, folder, progress)
-            storage.write_json(folder / "summary.json", found)
+        if not summary:
+            summary = {"command": "price", "model": subject.name, "told": told}
+            summary |= {"changes": len(bill), "asked": settings.allocate}
+            other = in_pieces(subject.model, held_out)
+            summary |= _summary(bill, other, settings, folder, progress)
+            storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
-    return {**found, "out": str(folder)}
+    return {**summary, "out": str(folder)}
 
 
 def finished(folder: Path, config: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
     """Read the summary of an earlier call with the same free settings; empty if there is none."""
-    kept = folder / "config.json", folder / "summary.json"
-    if not all(path.is_file() for path in kept):
+    paths = folder / "config.json", folder / "summary.json"
+    if not all(path.is_file() for path in paths):
         return {}
-    earlier, found = map(storage.read_object, kept)
-    return found if all(earlier.get(name) == config[name] for name in free) else {}
+    earlier, summary = map(storage.read_object, paths)
+    return summary if all(earlier.get(name) == config[name] for name in free) else {}
 
 
 def drawn_batches(
     subject: Subject,
-    tokenizer: Any,
     texts: Sequence[Any],
     settings: PricingSettings | QuantisingSettings,
-    other: int,
-) -> tuple[dict[str, Int[Tensor, "windows tokens"]], Int[Tensor, "other tokens"]]:
-    """Draw windows for the forecasts, and `other` windows for the check."""
-    name, context = subject.name, subject.context
-    if context is not None and settings.tokens > context:
-        raise ArgumentError(
-            f"--tokens: {settings.tokens} are longer than the context of {context} of {name}."
-        )
-    ids, count = encoded(tokenizer, texts), settings.sequences
-    if len(ids) and ids.max() >= subject.vocabulary:
-        raise ArgumentError(f"MODEL: the tokenizer of {name} gives tokens that it does not know.")
-    windows = Windows(ids, settings.tokens, template_start(tokenizer, settings.bare))
-    found = windows.drawn(count + other, settings.seed, "--sequences")
-    return {"input_ids": found[:count]}, found[count:]
+    checked: int,
+) -> tuple[dict[str, Int[Tensor, "windows tokens"]], Int[Tensor, "checked tokens"]]:
+    """Draw windows for the forecasts, and `checked` windows for the check."""
+    ids, count = subject.encoded(texts, settings.tokens), settings.sequences
+    windows = Windows(ids, settings.tokens, template_start(subject.tokenizer, settings.bare))
+    drawn = windows.drawn(count + checked, settings.seed, "--sequences")
+    return {"input_ids": drawn[:count]}, drawn[count:]
 
 
-def _other(source: str, subject: Subject, tokenizer: Any) -> nn.Module:
+def in_pieces(model: nn.Module, windows: Int[Tensor, "windows tokens"]) -> Problem:
+    """Make a problem of a check, with a batch for each of its passes.
+
+    One batch would be cut as much, after two passes to check that its rows are independent.
+
+    Args:
+        model: the model.
+        windows: rows of tokens.
+
+    Returns:
+        The problem.
+    """
+    batches = [{"input_ids": rows} for rows in windows.split(max(1, len(windows) // PIECES))]
+    return Problem(model, batches, loss="causal-lm")
+
+
+def _other(source: str, subject: Subject) -> nn.Module:
     """Load the model to merge with: of the same shapes, function and vocabulary."""
     try:
-        other, saved = load_saved(source, "causal-lm")
-        vocabularies = tokenizer, saved.tokenizer()
+        second, saved = load_saved(source, "causal-lm")
+        vocabularies = subject.tokenizer, saved.tokenizer()
     except (ArgumentError, RunError) as error:
         raise type(error)(str(error).replace("MODEL:", "--merge:", 1)) from error
     model: Any = subject.model
-    shapes = [{n: p.shape for n, p in one.named_parameters()} for one in (model, other)]
+    shapes = [{n: p.shape for n, p in m.named_parameters()} for m in (model, second)]
     if shapes[0] != shapes[1]:
         raise ArgumentError(
             f"--merge: {source} has other parameters than {subject.name}; give a model of the same "
             "architecture and sizes."
         )
-    if differing := other_function(model.config, other.config, vocabularies):
+    if differing := other_function(model.config, second.config, vocabularies):
         raise ArgumentError(
-            f"--merge: {source} is another function than {subject.name}, by its "
-            f"{', '.join(differing[:5])}; a mean of their weights is neither. Give a model that "
-            "was trained from the same one."
+            f"--merge: {source} computes something else from its weights than {subject.name}, "
+            f"since they differ in {', '.join(differing[:5])}; give a model that was trained from "
+            "the same one."
         )
-    return other
+    return second
 
 
 def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
     """Read the weights of a quantised copy that differ from the model's."""
-    own = {n: p for n, p in plain_model(subject.model).named_parameters() if p.ndim > 1}
+    matrices = {n: p for n, p in plain_model(subject.model).named_parameters() if p.ndim > 1}
     try:
-        found = stored_weights(source, [*own])
+        stored = stored_weights(source, [*matrices])
     except (ArgumentError, RunError) as error:
         raise type(error)(str(error).replace("MODEL:", "--against:", 1)) from error
     except (AttributeError, KeyError) as error:
         raise ArgumentError(
             f"--against: {source} is not a copy of {subject.name} ({error})."
         ) from error
-    if any(found[name].shape != p.shape for name, p in own.items()):
-        raise ArgumentError(f"--against: {source} has weights of other sizes than {subject.name}.")
-    differ = {name: w for name, w in found.items() if not torch.equal(w, own[name].detach().cpu())}
+    if any(stored[name].shape != p.shape for name, p in matrices.items()):
+        raise ArgumentError(
+            f"--against: {source} has weights of other sizes than {subject.name}; give a quantised "
+            "copy of it."
+        )
+    differ = {n: w for n, w in stored.items() if not torch.equal(w, matrices[n].detach().cpu())}
     if not differ:
-        raise ArgumentError(f"--against: {source} has the weights of {subject.name} itself.")
+        raise ArgumentError(
+            f"--against: {source} has the same weights as {subject.name}; give a quantised copy."
+        )
     return differ
-
-
-def _edits(settings: PricingSettings, other: nn.Module | None) -> list[Edit]:
-    found = [rounded(bits=bits) for bits in settings.round]
-    found += [pruned(share=share) for share in settings.prune]
-    found += map(in_format, settings.formats)
-    return found if other is None else [*found, merged(other)]
 
 
 def note_history(
@@ -243,21 +249,21 @@ def note_history(
     Returns:
         Clauses: stored bits, edits that are not below them, what is merged, how windows begin.
     """
-    words = stored_words(config)
-    found = [f"{words}; their rounding is in every number"] if words else []
+    clause = stored_words(config)
+    notes = [f"{clause}; their rounding is in every number"] if clause else []
     for bits in getattr(settings, "round", ()):
         if count := stored_within(config, bits):
-            found.append(
+            notes.append(
                 f"--round {bits}: {count} matrices were stored in {bits} bits or fewer, so that "
                 "this forecasts a second rounding, not what the model would lose"
             )
     if getattr(settings, "merge", None):
-        found.append("merging averages the matrices alone; embeddings, norms and biases stay")
-    if words := start_words(tokenizer, settings.bare):
-        found.append(words)
-    for words in found:
-        progress.note(words)
-    return found
+        notes.append("merging averages the matrices alone; embeddings, norms and biases stay")
+    if clause := start_words(tokenizer, settings.bare):
+        notes.append(clause)
+    for clause in notes:
+        progress.note(clause)
+    return notes
 
 
 def stored_bill(
@@ -265,33 +271,46 @@ def stored_bill(
     changes: Mapping[str, Change],
     settings: PricingSettings | QuantisingSettings,
     folder: Path,
-    of: str,
+    drawn: Mapping[str, Any],
     progress: Progress,
-    cost: Callable[[], str],
+    measured: float,
 ) -> Bill:
-    """Read the samples of an earlier call, or tell the cost, draw and store them."""
-    path = folder / "draws.safetensors"
-    if path.exists() and "secants" in (kept := storage.read_tensors(path, of)):
-        sizes = tuple(kept.pop("relative_sizes").tolist())
-        secants = json.loads(bytes(kept.pop("secants").tolist()))
-        weights = {name: kept.pop(name) for name in [*kept] if name.startswith(INPUTS)}
+    """Read the samples of an earlier call, or tell the cost, draw and store them.
+
+    Args:
+        problem: model and text.
+        changes: changes to price.
+        settings: numbers of windows and of samples.
+        folder: run folder.
+        drawn: what the samples depend on, of config.json.
+        progress: takes the cost, and shows the stage.
+        measured: passes over other text that follow, in those over `problem`'s.
+
+    Returns:
+        The priced changes.
+    """
+    path, identity = folder / "draws.safetensors", storage.identity_of(drawn)
+    if path.exists() and "secants" in (tensors := storage.read_tensors(path, identity)):
+        sizes = tuple(tensors.pop("relative_sizes").tolist())
+        secants = json.loads(bytes(tensors.pop("secants").tolist()))
+        weights = {name: tensors.pop(name) for name in [*tensors] if name.startswith(INPUTS)}
         weights = {name.removeprefix(INPUTS): value for name, value in weights.items()}
         changes = {name: change.weighed(weights) for name, change in changes.items()}
         return Bill(
             problem=problem,
             changes=changes,
-            draws=Draws(**kept),
+            draws=Draws(**tensors),
             relative_sizes=sizes,
             secants=secants,
         )
-    progress.note(cost())
+    progress.note(announced(problem, changes, settings, measured))
     with progress.stage("forecasts"):
         form = "moments" if getattr(settings, "against", None) else None
         bill = price(problem, changes, settings.samples, settings.seed, form=form)
     tensors = {
-        one.name: value.contiguous()
-        for one in fields(Draws)
-        if (value := getattr(bill.draws, one.name)) is not None
+        field.name: value.contiguous()
+        for field in fields(Draws)
+        if (value := getattr(bill.draws, field.name)) is not None
     }
     tensors["relative_sizes"] = torch.tensor(bill.relative_sizes, dtype=torch.float64)
     words = json.dumps(dict(bill.secants)).encode()
@@ -299,7 +318,7 @@ def stored_bill(
     for change in bill.changes.values():
         importance = change.edit.importance if change.edit else None
         tensors |= {f"{INPUTS}{name}": value for name, value in (importance or {}).items()}
-    storage.write_tensors(path, tensors, of)
+    storage.write_tensors(path, tensors, identity)
     return bill
 
 
@@ -308,8 +327,6 @@ def announced(
     changes: Mapping[str, Change],
     settings: PricingSettings | QuantisingSettings,
     measured: float,
-    *,
-    kept: bool,
 ) -> str:
     """Estimate passes, minutes and bytes, from one forward pass and one change of each kind.
 
@@ -318,7 +335,6 @@ def announced(
         changes: changes to price.
         settings: numbers of windows and of samples.
         measured: passes over other text, in those over `problem`'s.
-        kept: whether the diagonal is kept as a tensor.
 
     Returns:
         A sentence.
@@ -326,6 +342,8 @@ def announced(
     if not any(change.new for change in changes.values()):
         passes = f"{settings.sequences} forward and {settings.samples} backward passes at least"
         return f"{len(changes)} changes: {passes}, one of each for every window of the text"
+    # else gradients are kept, a few at a time
+    diagonal = getattr(settings, "against", "") or all(c.format for c in changes.values())
     parameters, making, wall = problem.parameters, 0.0, time.perf_counter()
     on_cpu = next(iter(parameters.values())).device.type == "cpu"
     clock = time.process_time if on_cpu else time.perf_counter
@@ -348,18 +366,18 @@ def announced(
         rate = (clock() - start) / least.size
         making += rate * sum(change.size for change in several)
     pieces = -(-settings.sequences // max(1, settings.sequences // settings.samples))
-    backward = -(-settings.samples // pieces) * pieces * (1 if kept else 2)
+    backward = -(-settings.samples // pieces) * pieces * (1 if diagonal else 2)
     entries = sum(change.size for change in changes.values()) // len(kinds)
-    again = 1 + 4 / len(kinds) if kept else 2 + backward / HELD
-    products = PRODUCT * entries * backward if kept else 0
+    again = 1 + 4 / len(kinds) if diagonal else 2 + backward / HELD
+    products = PRODUCT * entries * backward if diagonal else 0
     seconds = forward * (1 + 2 * backward / pieces + measured) + making * again + products
-    held = (3 if kept else HELD) * 4 * entries
+    peak = (3 if diagonal else HELD) * 4 * entries
     slower = (time.perf_counter() - wall) / max(clock() - begin, 1e-9)
     waited = f" of processor time, {duration(seconds * slower)} at what this process gets now"
     return (
         f"{len(changes)} changes: {pieces} forward and {backward} backward passes over pieces of "
         f"the text, {measured:.3g} over other text for the check; about {duration(seconds)}"
-        f"{waited if on_cpu else ''}, and at most {in_units(held)} for gradients besides model and "
+        f"{waited if on_cpu else ''}, and at most {in_units(peak)} for gradients besides model and "
         "passes"
     )
 
@@ -367,57 +385,57 @@ def announced(
 def stored_weights(source: str, names: Sequence[str]) -> dict[str, Float[Tensor, "..."]]:
     """Read the weights of a saved model, quantised or not, as transformers computes with them."""
     loaded, _ = load_saved(source, "causal-lm")
-    modules, found = dict(loaded.named_modules()), {}
+    modules, weights = dict(loaded.named_modules()), {}
     with torch.no_grad(), without_bars():  # the first pass unpacks what is packed
         loaded(torch.zeros(1, 1, dtype=torch.int64))
         for name in names:
             module, _, attribute = name.rpartition(".")
             weight: Any = getattr(modules[module], attribute)
             weight = weight.dequantize() if hasattr(weight, "qdata") else weight
-            found[name] = weight.detach().float().cpu()
-    return found
+            weights[name] = weight.detach().float().cpu()
+    return weights
 
 
 def _summary(
-    bill: Bill, other: Any, settings: PricingSettings, folder: Path, progress: Progress
+    bill: Bill, held_out: Problem, settings: PricingSettings, folder: Path, progress: Progress
 ) -> dict[str, Any]:
     """Sum prices, allocate bits, check forecasts, and write the tables."""
     sets: dict[str, tuple[str, ...]] = {}
-    for one in bill.values():
-        sets[f"all, {one.how}"] = (*sets.get(f"all, {one.how}", ()), one.name)
+    for change in bill.values():
+        sets[f"all, {change.how}"] = (*sets.get(f"all, {change.how}", ()), change.name)
     rows = sorted(bill.to_rows(), key=lambda row: -row["forecast"])
-    found: dict[str, Any] = {"bill": rows[:SHOWN], "samples": len(bill.draws.pieces)}
-    found["form"] = "mixture" if bill.draws.scales is None else "diagonal"
+    summary: dict[str, Any] = {"bill": rows[:SHOWN], "samples": len(bill.draws.pieces)}
+    summary["form"] = "mixture" if bill.draws.scales is None else "diagonal"
     if settings.against:
-        found["form"] = "moments"
+        summary["form"] = "moments"
     if settings.allocate is not None:
         allocation = bill.allocate(bits=settings.allocate)
         allocation.save(folder / "allocation.csv")
-        found |= {"asked": settings.allocate, "bits": allocation.total.bits}
+        summary |= {"asked": settings.allocate, "bits": allocation.total.bits}
         # the widest edit of all matrices within the requested bits, not the mean that was reached
-        whole = {name: bill.sum(names).bits or 99.0 for name, names in sets.items()}
-        within = [name for name in sets if whole[name] <= settings.allocate]
+        bits = {name: bill.sum(names).bits or 99.0 for name, names in sets.items()}
+        within = [name for name in sets if bits[name] <= settings.allocate]
         if within:
-            found["uniform"] = max(within, key=whole.__getitem__).removeprefix("all, ")
+            summary["uniform"] = max(within, key=bits.__getitem__).removeprefix("all, ")
         sets["allocation"] = allocation.names
-        found["shares"] = allocation.to_rows()
+        summary["shares"] = allocation.to_rows()
     else:
         (folder / "allocation.csv").unlink(missing_ok=True)
     if settings.cache or settings.activations:
-        found["what"] = "keys, values and inputs" if settings.activations else "keys and values"
+        summary["what"] = "keys, values and inputs" if settings.activations else "keys and values"
     if settings.cache:
         sets |= recipes(bill, sets, settings.cache)
     together = [bill.sum(names).to_rows()[0] for names in sets.values()]
     if settings.cache:
         costs = dict(zip(sets, (row["forecast"] for row in together), strict=True))
-        found["sentences"] = list(cache_sentences(costs, settings.cache))
-        found["heads"] = head_map(bill, settings.cache[len(settings.cache) // 2])
+        summary["sentences"] = list(cache_sentences(costs, settings.cache))
+        summary["heads"] = head_map(bill, settings.cache[len(settings.cache) // 2])
     if settings.check:
         with progress.stage("check"):
-            check = bill.check(settings.check, other)
-            together = [bill.together(names, other).to_rows()[0] for names in sets.values()]
+            check = bill.check(settings.check, held_out)
+            together = [bill.together(names, held_out).to_rows()[0] for names in sets.values()]
         check.save(folder / "check.csv")
-        found["check"] = str(check)
+        summary["check"] = str(check)
         drawn = check.plot()
         drawn.set_size_inches(4.2, 3.8)  # readable on a phone too
         for kind in ("svg", "png"):
@@ -427,6 +445,6 @@ def _summary(
         {**row, "name": name, "bits": bill.sum(sets[name]).bits}
         for name, row in zip(sets, together, strict=True)
     ]
-    found["together"] = [{key: row.get(key) for key in TOGETHER} for row in named]
-    storage.write_table(folder / "together.csv", TOGETHER, found["together"])
-    return found
+    summary["together"] = [{key: row.get(key) for key in TOGETHER} for row in named]
+    storage.write_table(folder / "together.csv", TOGETHER, summary["together"])
+    return summary

@@ -6,11 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from hessblocks import export, storage
 from hessblocks.bill import Allocation, Bill, Change, allocate, change_each, in_format
@@ -20,9 +23,9 @@ from hessblocks.data import documents_of
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.pricing import (
-    announced,
     drawn_batches,
     finished,
+    in_pieces,
     note_history,
     stored_bill,
     stored_weights,
@@ -31,7 +34,7 @@ from hessblocks.inspection.subject import Subject
 from hessblocks.models import load_saved
 from hessblocks.progress import Progress
 from hessblocks.settings import BUDGETS, QuantisingSettings, make
-from hessblocks.tensor_formats import FUSED, KINDS, MIXES, formats, mix
+from hessblocks.tensor_formats import FUSED, KINDS, MIXES, as_rows, formats, mix
 from hessblocks.training import claimed, resolve_device
 
 FORMATS = {
@@ -57,7 +60,7 @@ def measure_quantise(
     device: str = "auto",
     progress: Progress | None = None,
     finish: Finish | None = None,
-    **given: Any,
+    **options: Any,
 ) -> dict[str, Any]:
     """Price each weight in each format, allocate bytes, write the file, read it back, measure it.
 
@@ -71,7 +74,7 @@ def measure_quantise(
         device: cpu, cuda or auto.
         progress: shows the estimated cost first, then stages.
         finish: called with the folder at the end.
-        **given: fields of `hessblocks.settings.QuantisingSettings`, such as `size_of="IQ4_NL"`.
+        **options: fields of `hessblocks.settings.QuantisingSettings`, such as `size_of="IQ4_NL"`.
 
     Returns:
         The content of summary.json, and the folder as `out`.
@@ -87,15 +90,15 @@ def measure_quantise(
         a forward pass over other text for each file. Samples are stored, so that another size
         costs the last alone.
     """
-    progress, settings = progress or Progress(), make(QuantisingSettings, given)
+    progress, settings = progress or Progress(), make(QuantisingSettings, options)
     device, file = resolve_device(device), Path(file)
     settings.check_file(file)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         model, saved = load_saved(source, "causal-lm")
         tokenizer = saved.tokenizer(needed=True)
-        subject = Subject(name=saved.name, model=placed(device, model))
-        text, other = drawn_batches(subject, tokenizer, texts, settings, settings.check)
+        subject = Subject(name=saved.name, model=placed(device, model), tokenizer=tokenizer)
+        text, held_out = drawn_batches(subject, texts, settings, settings.check)
         target = _Target.of(settings, subject.model, source, tokenizer)
     told = note_history(settings, model.config, tokenizer, progress)
     folder = Path(out or Path("runs", f"quantise-{subject.name.replace('/', '-')}"))
@@ -103,7 +106,10 @@ def measure_quantise(
         "command": "quantise",
         "source": source,
         "model": {"name": subject.name, **subject.digests()},
-        "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": other})},
+        "data": {
+            "name": str(data),
+            "fingerprint": _fingerprint({**text, "other": held_out}),
+        },
         "formats": list(FORMATS[settings.to]),
         **asdict(settings),
         "file": str(file),
@@ -112,28 +118,28 @@ def measure_quantise(
     free = [*BUDGETS, "file"]
     drawn = {name: value for name, value in config.items() if name not in free}
     problem = Problem(subject.model, text, loss="causal-lm")
-    before = finished(folder, config, [*BUDGETS, "file"])
+    before = finished(folder, config, free)
     before = before if before.get("size") == _size(file) else {}
     if file.exists() and not before:
         raise ArgumentError(f"FILE: {file} exists already; remove it, or give another name.")
     with claimed(folder, config, free=free):
         if before:
             return {**before, "out": str(folder)}
-        measured = 3 * 2 * settings.check / settings.sequences  # before and after, for each file
-        cost = partial(announced, problem, target.changes, settings, measured, kept=True)
-        of = storage.identity_of(drawn)
-        bill = stored_bill(problem, target.changes, settings, folder, of, progress, cost)
+        files = 2 if settings.size_of else 3  # this one, and the mixes beside it
+        measured = files * 2 * settings.check / settings.sequences  # before and after, for each
+        bill = stored_bill(problem, target.changes, settings, folder, drawn, progress, measured)
         chosen = target.allocate(bill)
         with progress.stage("file"):
             chosen.save(file, source=source, tokenizer=tokenizer)
-            _check_written(file, chosen, target)
-        found: dict[str, Any] = {"command": "quantise", "model": subject.name, "file": str(file)}
-        found["told"] = told
-        found |= _summary(bill, chosen, target, {"input_ids": other}, file, folder, progress)
-        storage.write_json(folder / "summary.json", found)
+            stored = _read_back(file, chosen, target)
+        summary: dict[str, Any] = {"command": "quantise", "model": subject.name, "file": str(file)}
+        summary["told"] = told
+        other = in_pieces(subject.model, held_out)
+        summary |= _summary(bill, chosen, stored, target, other, file, folder, progress)
+        storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
-    return {**found, "out": str(folder)}
+    return {**summary, "out": str(folder)}
 
 
 def _size(file: Path) -> int:
@@ -145,18 +151,18 @@ def _size(file: Path) -> int:
 def _changes(model: Any, to: str) -> dict[str, Change]:
     """Make the changes that the target can store; folders keep embedding and head in 16 bits."""
     shapes = [p.shape for p in model.parameters() if p.ndim > 1]
-    own = [one for name in FORMATS[to] if any(map((one := formats()[name]).fits, shapes))]
-    if {one.name for one in own} <= {"bf16"}:
+    fitting = [form for name in FORMATS[to] if any(map((form := formats()[name]).fits, shapes))]
+    if {form.name for form in fitting} <= {"bf16"}:
         widths = sorted({shape[-1] for shape in shapes})
         raise ArgumentError(f"--to {to}: none of its formats fits rows of {widths} entries.")
     if to != "gguf":  # a place must be the same in all formats
-        own = [replace(one, siblings=FUSED) for one in own]
-    changes = change_each(model, *map(in_format, own))
+        fitting = [replace(form, siblings=FUSED) for form in fitting]
+    changes = change_each(model, *map(in_format, fitting))
     if to == "gguf":
         return changes
     ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    kept = {name for name, p in model.named_parameters() if any(p is end for end in ends)}
-    return {n: c for n, c in changes.items() if c.how == "bf16" or not kept & {*c.new}}
+    end_names = {name for name, p in model.named_parameters() if any(p is end for end in ends)}
+    return {n: c for n, c in changes.items() if c.how == "bf16" or not end_names & {*c.new}}
 
 
 @dataclass(frozen=True)
@@ -188,66 +194,73 @@ class _Target:
         """Standard mix of the runtime → names of its changes."""
         places = {change.place: change for change in self.changes.values()}
         if self.settings.to == "gguf":
-            own = {self.tensors[place][0]: place for place in places}
-            shapes = {tensor: places[place].views[0].shape for tensor, place in own.items()}
+            parameters = {self.tensors[parameter][0]: parameter for parameter in places}
+            shapes = {tensor: places[name].views[0].shape for tensor, name in parameters.items()}
             every = {
-                name: [f"{own[tensor]}, {kind}" for tensor, kind in mix(name, shapes).items()]
-                for name in MIXES
+                mixed: [f"{parameters[name]}, {kind}" for name, kind in mix(mixed, shapes).items()]
+                for mixed in MIXES
             }
             return {n: names for n, names in every.items() if {*names} <= {*self.changes}}
-        found = {}
+        mixes = {}
         for how in FORMATS[self.settings.to]:
-            names = {place: f"{place}, {how}" for place in places}
-            found[how] = [n if n in self.changes else f"{p}, bf16" for p, n in names.items()]
-        return found
+            names = {parameter: f"{parameter}, {how}" for parameter in places}
+            mixes[how] = [n if n in self.changes else f"{p}, bf16" for p, n in names.items()]
+        return mixes
 
     def allocate(self, bill: Bill) -> Allocation:
         """Choose formats for the size that was asked, or refuse one that is out of reach."""
-        asked = self.settings
-        if asked.nats is not None:
-            return bill.allocate(nats=asked.nats)
-        if asked.size_of is not None:
-            check_name("--size-of", asked.size_of, self.mixes)
-            return bill.allocate(bytes=bill.chosen(self.mixes[asked.size_of]).bytes)
+        settings = self.settings
+        if settings.nats is not None:
+            return bill.allocate(nats=settings.nats)
+        if settings.size_of is not None:
+            check_name("--size-of", settings.size_of, self.mixes)
+            return bill.allocate(bytes=bill.chosen(self.mixes[settings.size_of]).bytes)
         weights = sum(p.numel() for p in self.model.parameters())
-        most = asked.budget() or (asked.bits or 0) * weights / 8
+        limit = settings.budget() or (settings.bits or 0) * weights / 8
         sizes = [size + self.header for size in _sizes(bill)]
-        if not sizes[0] <= most <= sizes[1]:
-            word = "--bytes" if asked.bytes else "--bits"
+        if not sizes[0] <= limit <= sizes[1]:
+            word = "--bytes" if settings.bytes else "--bits"
             low, high = (f"{size / 1e6:.4g}M" for size in sizes)
             bits = " to ".join(f"{8 * size / weights:.3g}" for size in sizes)
             raise ArgumentError(
                 f"{word}: the file can have {low} to {high} ({bits} bits a weight) in these "
-                f"formats, not {most / 1e6:.4g}M."
+                f"formats, not {limit / 1e6:.4g}M."
             )
-        return bill.allocate(bytes=most - self.header)
+        return bill.allocate(bytes=limit - self.header)
 
 
-def _check_written(file: Path, chosen: Allocation, target: _Target) -> None:
-    """Read a file back, and compare each weight with what was priced, bit by bit.
+def _read_back(
+    file: Path, chosen: Allocation, target: _Target
+) -> Mapping[str, Float[Tensor, "..."]]:
+    """Read the weights of a file, and compare each with what was packed, bit by bit.
+
+    Returns:
+        Parameter → its values.
 
     Raises:
         RunError: one differs.
     """
-    own_formats, plain = chosen.formats, plain_model(chosen.model)
+    plain = plain_model(chosen.model)
     if target.tensors:
         stored = export.read_gguf(file, target.tensors)
     else:
         stored = stored_weights(str(file), [name for name, _ in plain.named_parameters()])
     for name, parameter in plain.named_parameters():
         expected = parameter.detach().float().cpu()
-        if name in own_formats:
-            own, importance = own_formats[name]
-            expected = own.rounded(expected, importance)
+        if name in chosen.packed:
+            unpack, rows = chosen.formats[name][0].unpack, as_rows(parameter)
+            expected = unpack(chosen.packed[name], rows.shape).view(parameter.shape)
         if not torch.equal(stored[name], expected):
-            raise RunError(f"{file}: {name} is not what was priced; do not use the file")
+            raise RunError(f"{file}: {name} reads back otherwise than priced; do not use the file")
+    return stored
 
 
 def _summary(
     bill: Bill,
     chosen: Allocation,
+    stored: Mapping[str, Float[Tensor, "..."]],
     target: _Target,
-    other: Any,
+    held_out: Problem,
     file: Path,
     folder: Path,
     progress: Progress,
@@ -257,40 +270,41 @@ def _summary(
     order = sorted(sizes, key=sizes.__getitem__)
     below = [name for name in order if sizes[name] <= chosen.bytes][-1:]
     above = [name for name in order if sizes[name] > chosen.bytes][:1]
-    asked = target.settings.size_of
-    measured = dict.fromkeys([*([asked] if asked else []), *below, *above])
+    size_of = target.settings.size_of
+    measured = [size_of] if size_of else [*below, *above]
     rows = []
     with progress.stage("measurement"):
         for name, names in {"this file": chosen.names, **target.mixes}.items():
             mixed = bill.chosen(names)
             row: dict[str, Any] = bill.sum(names).to_rows()[0]
             if name == "this file" or name in measured:
-                row = bill.together(names, other).to_rows()[0]
+                new = stored if name == "this file" else None
+                row = bill.together(names, held_out, new).to_rows()[0]
             about = {"name": name, "bytes": mixed.bytes, "bits": mixed.bits}
             rows.append({key: {**row, **about}.get(key) for key in FILES})
     storage.write_table(folder / "files.csv", FILES, rows)
     bill.save(folder / "bill.csv")
     chosen.save(folder / "allocation.csv")
     if target.settings.to == "gguf":
-        kinds = {name: own.name.removeprefix("gguf:") for name, (own, _) in chosen.formats.items()}
+        kinds = {n: form.name.removeprefix("gguf:") for n, (form, _) in chosen.formats.items()}
         lines = (  # the first pattern that is found in a name counts: output is in attn_output
             f"^{re.escape(tensor)}$={kinds.get(name, 'F32').lower()}\n"
             for name, (tensor, _) in target.tensors.items()
             if target.model.get_parameter(name).ndim > 1
         )
         storage.write_text(folder / "types.txt", "".join(lines))
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     if any(len(change.new) > 1 for change in chosen.changes):
-        found["siblings"] = chosen.total.forecast.value - _apart(bill, chosen.bytes)
+        summary["siblings"] = chosen.total.forecast.value - _apart(bill, chosen.bytes)
     table = target.model.get_input_embeddings().weight
     tables = [name for name, p in target.model.named_parameters() if p is table]
-    return found | {
+    return summary | {
         "to": target.settings.to,
         "size": _size(file),
         "asked": target.settings.asked,
         "files": rows,
         "counts": Counter(price.how for price in chosen.choices),
-        "table": next((own.name for n, (own, _) in chosen.formats.items() if n in tables), ""),
+        "table": next((form.name for n, (form, _) in chosen.formats.items() if n in tables), ""),
         "front": _front(bill),
         "samples": len(bill.draws.pieces),
         "shares": chosen.to_rows(),
@@ -307,28 +321,17 @@ def _apart(bill: Bill, bytes: float) -> float:
         assert change.format is not None
         for view in change.views:
             forecast = replace(price.forecast, value=float(row[columns.index(view.parameter)]))
-            stored = change.format.bytes(view.shape)
-            prices.append(
-                replace(
-                    price,
-                    forecast=forecast,
-                    place=view.parameter,
-                    size=view.size,
-                    bytes=stored,
-                )
-            )
+            alone = replace(price, place=view.parameter, size=view.size, forecast=forecast)
+            prices.append(replace(alone, bytes=change.format.bytes(view.shape)))
     chosen = allocate(prices, bytes=bytes - bill.untouched(prices))
     return sum(price.forecast.value for price in chosen)
 
 
 def _front(bill: Bill) -> list[dict[str, float]]:
     """Forecast the cost of allocations from the least to the largest size."""
-    least, most = _sizes(bill)
-    found = []
-    for step in range(FRONT):
-        one = bill.allocate(bytes=least * (most / least) ** (step / (FRONT - 1)) + 1)
-        found.append({"bytes": one.bytes, "forecast": one.total.forecast.value})
-    return found
+    sizes = np.geomspace(*_sizes(bill), FRONT)
+    allocations = [bill.allocate(bytes=float(size) + 1) for size in sizes]
+    return [{"bytes": a.bytes, "forecast": a.total.forecast.value} for a in allocations]
 
 
 def _sizes(bill: Bill) -> tuple[int, int]:
@@ -337,5 +340,5 @@ def _sizes(bill: Bill) -> tuple[int, int]:
     for price in bill.values():
         sizes.setdefault(price.place, []).append(price.bytes or 0)
     rest = bill.untouched(bill.values())
-    least, most = (sum(map(end, sizes.values())) for end in (min, max))
-    return round(least) + rest, round(most) + rest
+    least, largest = (sum(map(end, sizes.values())) for end in (min, max))
+    return round(least) + rest, round(largest) + rest

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from hessblocks import curvature
@@ -132,15 +132,11 @@ def chosen(
     """
     if before := _before(folder, settings):
         return before
-    obstacle = ""
-    if settings.chooses or settings.eigenvalues is None:
-        obstacle = _obstacle(subjects)
-    if not settings.chooses or not curvature.root_is_known(subjects.problem):
-        parts, mapped, method = settings.parts, settings.map, settings.method
-    elif obstacle or subjects.size > SMALL:
-        parts, mapped, method = ("outer",), True, "sampled"
-    else:
-        parts, mapped, method = PARTS, True, "probes"
+    obstacle = _obstacle(subjects) if settings.chooses or settings.eigenvalues is None else ""
+    parts, mapped, method = settings.parts, settings.map, settings.method
+    if settings.chooses and curvature.root_is_known(subjects.problem):
+        large = obstacle or subjects.size > SMALL
+        parts, mapped, method = (("outer",), True, "sampled") if large else (PARTS, True, "probes")
     spending = Spending(
         parts=parts, map=mapped, probes=settings.probes, **_spectrum(subjects, settings)
     )
@@ -204,8 +200,8 @@ def _with_eigenvalues(
         if settings.eigenvalues is None:
             return spending, obstacle
         raise ArgumentError(f"--eigenvalues: {obstacle}")
-    large = settings.eigenvalues is None and subjects.size > SMALL
-    products = count * (PRODUCTS_OF_LARGE if large else PRODUCTS)
+    by_default = settings.eigenvalues is None and subjects.size > SMALL
+    products = count * (PRODUCTS_OF_LARGE if by_default else PRODUCTS)
     return replace(spending, eigenvalues=count, products=products), ""
 
 
@@ -227,11 +223,8 @@ def free_memory(device: str) -> int:
     """Return the free memory of a device in bytes."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
-    with suppress(OSError):  # only Linux has this file
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        (free,) = (line.split()[1] for line in lines if line.startswith("MemAvailable"))
-        return min(1024 * int(free), main_memory())
-    return main_memory()
+    available: int = psutil.virtual_memory().available
+    return min(available, main_memory())
 
 
 def _before(folder: Path, settings: CurvatureInspection) -> Spending | None:

@@ -3,14 +3,13 @@
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hessblocks.models.build import TASKS, build
-from hessblocks.models.card import write_card
+from hessblocks.models.build import build, read_blocks
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.conversion import from_pretrained_blocks, to_family
 from hessblocks.models.drawing import draw_blocks
-from hessblocks.models.gguf import open_gguf, stored_within, stored_words
-from hessblocks.models.given_blocks import read_blocks
+from hessblocks.models.gguf import names_once, open_gguf, stored_within, stored_words
 from hessblocks.models.heads import (
+    TASKS,
     HessblocksForCausalLM,
     HessblocksForMaskedLM,
     HessblocksForSequenceClassification,
@@ -21,15 +20,11 @@ from hessblocks.models.saved import Saved, context_of, fingerprint, load, load_s
 
 transformers.AutoConfig.register("hessblocks", HessblocksConfig)
 transformers.AutoModel.register(HessblocksConfig, HessblocksModel)
-transformers.AutoModelForCausalLM.register(HessblocksConfig, HessblocksForCausalLM)
-transformers.AutoModelForMaskedLM.register(HessblocksConfig, HessblocksForMaskedLM)
-transformers.AutoModelForSequenceClassification.register(
-    HessblocksConfig, HessblocksForSequenceClassification
-)
+for _model, _auto, _ in TASKS.values():
+    _auto.register(HessblocksConfig, _model)
 # transformers' Trainer reads this to decide whether label smoothing must shift the labels
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["hessblocks"] = HessblocksForCausalLM.__name__
 __all__ = [
-    "TASKS",
     "HessblocksConfig",
     "HessblocksForCausalLM",
     "HessblocksForMaskedLM",

@@ -11,7 +11,13 @@ import torch
 from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import GenerationMixin
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    GenerationMixin,
+    PreTrainedModel,
+)
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
@@ -315,3 +321,14 @@ def next_token_loss(
     """Compute `cross_entropy` of the logits with the next tokens; the last logits are ignored."""
     following = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
     return cross_entropy(logits, following, items)
+
+
+TASKS: dict[str, tuple[type[PreTrainedModel], Any, str]] = {
+    "causal-lm": (HessblocksForCausalLM, AutoModelForCausalLM, "logits of the next token"),
+    "masked-lm": (HessblocksForMaskedLM, AutoModelForMaskedLM, "logits of masked tokens"),
+    "classification": (
+        *(HessblocksForSequenceClassification, AutoModelForSequenceClassification),
+        "logits of classes",
+    ),
+}
+"""Task → our class, the Auto class of all models, and what models of other tasks do not give."""

@@ -4,7 +4,8 @@ import hashlib
 import os
 import re
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -14,14 +15,7 @@ from huggingface_hub import metadata_load, try_to_load_from_cache
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from safetensors import SafetensorError
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
 from hessblocks import storage
@@ -37,6 +31,7 @@ from hessblocks.models.gguf import (
     reading,
     stored_types,
 )
+from hessblocks.models.heads import TASKS
 from hessblocks.models.pretrained import check_complete
 from hessblocks.quiet import quiet, without_bars
 
@@ -82,7 +77,10 @@ class Saved:
         if is_gguf(source):
             return cls._in_file(source, Path(source))
         location = _place(source)
-        _warn_of_other_weights(source, Path(location))
+        folder = Path(location)
+        if (folder / storage.MANIFEST).is_file() and (fault := storage.check_in_place(folder)):
+            words = f"MODEL: {source} {fault}; it is taken as it is now"
+            warnings.warn(words, storage.DamageWarning, stacklevel=3)
         with quiet():
             return cls(source=source, location=location, config=_config(source, location))
 
@@ -90,13 +88,8 @@ class Saved:
     def _in_file(cls, source: str, path: Path) -> Self:
         reader = check_gguf(path)
         folder = str(path.parent)
-        with quiet(), reading(reader):
-            try:
-                config = AutoConfig.from_pretrained(folder, gguf_file=path.name, **_LOCAL)
-            except Exception as error:  # a file from elsewhere may cause any kind of error
-                raise RunError(
-                    f"MODEL: {source} cannot be loaded ({_first_line(error)})."
-                ) from error
+        with quiet(), reading(reader), _loading(source):
+            config = AutoConfig.from_pretrained(folder, gguf_file=path.name, **_LOCAL)
         complete_config(path, reader, config)
         return cls(source=source, location=folder, config=config, gguf=path.name, reader=reader)
 
@@ -114,8 +107,8 @@ class Saved:
         try:
             if self.reader:
                 return str(self.reader.fields["general.license"].contents())
-            found = (metadata_load(_folder_of(self.location) / storage.CARD) or {})["license"]
-            return found if isinstance(found, str) else None
+            named = (metadata_load(_folder_of(self.location) / storage.CARD) or {})["license"]
+            return named if isinstance(named, str) else None
         except Exception:  # a file from elsewhere may cause any kind of error
             return None
 
@@ -149,30 +142,18 @@ class Saved:
             keywords["config"] = self.config  # reading it again would take seconds
         quantised = self.gguf or getattr(self.config, "quantization_config", None)
         bars = without_bars() if quantised else nullcontext()
-        with quiet(), reading(self.reader), bars:
-            try:
-                if self.gguf:
-                    types = stored_types(Path(self.source), self.reader, self.config, auto)
-                model, report = auto.from_pretrained(
-                    self.location,
-                    **_LOCAL,
-                    use_safetensors=True,
-                    dtype=torch.float32,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # then the loading information names them
-                    **keywords,
-                )
-            except (HessblocksError, MemoryError):
-                raise
-            except SafetensorError as error:
-                raise RunError(
-                    f"{self.source}: the weights are damaged or cut off ({error}); copy or save "
-                    "the model again"
-                ) from error
-            except Exception as error:  # files from elsewhere may cause any kind of error
-                raise RunError(
-                    f"MODEL: {self.source} cannot be loaded ({_first_line(error)})."
-                ) from error
+        with quiet(), reading(self.reader), bars, _loading(self.source):
+            if self.gguf:
+                types = stored_types(Path(self.source), self.reader, self.config, auto)
+            model, report = auto.from_pretrained(
+                self.location,
+                **_LOCAL,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # then the loading information names them
+                **keywords,
+            )
         check_complete(self.source, {**report, "missing_keys": (), "unexpected_keys": ()})
         for name, weight in model.named_parameters():
             if not weight.isfinite().all():
@@ -228,6 +209,21 @@ class Saved:
         return None
 
 
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """Report an error of transformers, which any content of a file may cause, in a sentence."""
+    try:
+        yield
+    except (HessblocksError, MemoryError):
+        raise
+    except SafetensorError as error:
+        raise RunError(
+            f"{source}: the weights are damaged or cut off ({error}); copy or save the model again"
+        ) from error
+    except Exception as error:
+        raise RunError(f"MODEL: {source} cannot be loaded ({_first_line(error)}).") from error
+
+
 def context_of(model: nn.Module) -> int | None:
     """Read a model's maximum sequence length; None if its configuration has none."""
     config = getattr(model, "config", None)
@@ -274,18 +270,6 @@ def _place(source: str) -> str:
     return source
 
 
-def _warn_of_other_weights(source: str, folder: Path) -> None:
-    """Warn if the files of a model trained by hessblocks have changed or belong to another run."""
-    if not (folder / storage.MANIFEST).is_file():
-        return
-    if fault := storage.check_in_place(folder):
-        warnings.warn(
-            f"MODEL: {source} {fault}; it is taken as it is now",
-            storage.DamageWarning,
-            stacklevel=4,
-        )
-
-
 def _config(source: str, location: str) -> Any:
     storage.check_model_folder(_folder_of(location))
     try:
@@ -306,7 +290,11 @@ def _config(source: str, location: str) -> Any:
             f"is transformers' {config.model_type}",
             stacklevel=5,
         )
-    _check_alone(source, location)
+    if find_adapter_config_file(location, local_files_only=True):
+        raise ArgumentError(
+            f"MODEL: {source} holds an adapter of another model; merge both and give the merged "
+            "model."
+        )
     return config
 
 
@@ -316,15 +304,6 @@ def _folder_of(location: str) -> Path:
         return Path(location)
     cached = try_to_load_from_cache(location, "config.json")
     return Path(cached).parent if isinstance(cached, str) else Path(location)
-
-
-def _check_alone(source: str, location: str) -> None:
-    """Refuse an adapter without its base model."""
-    if find_adapter_config_file(location, local_files_only=True):
-        raise ArgumentError(
-            f"MODEL: {source} holds an adapter of another model; merge both and give the merged "
-            "model."
-        )
 
 
 def _first_line(error: Exception) -> str:
@@ -366,14 +345,6 @@ def _check_left_over(source: str, names: list[str], model: nn.Module) -> None:
         )
 
 
-HEADS: dict[str, tuple[Any, str]] = {
-    "causal-lm": (AutoModelForCausalLM, "gives no logits of the next token"),
-    "masked-lm": (AutoModelForMaskedLM, "gives no logits of masked tokens"),
-    "classification": (AutoModelForSequenceClassification, "gives no logits of classes"),
-}
-"""For each task, the Auto class, and the error's words about a model of another task."""
-
-
 def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, Any]:
     """Load a saved model and its tokeniser, without a network and without foreign code.
 
@@ -402,7 +373,7 @@ def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, 
         >>> loaded.num_parameters() == model.num_parameters(), tokenizer
         (True, None)
     """
-    check_name("task", task, HEADS)
+    check_name("task", task, TASKS)
     model, saved = load_saved(str(source), task)
     return model, saved.tokenizer()
 
@@ -412,7 +383,7 @@ def load_saved(source: str, task: str) -> tuple[PreTrainedModel, Saved]:
 
     Args:
         source: see `load`.
-        task: a name in `HEADS`.
+        task: a name in `TASKS`.
 
     Returns:
         The model, and its files.
@@ -421,16 +392,16 @@ def load_saved(source: str, task: str) -> tuple[PreTrainedModel, Saved]:
         ArgumentError: see `load`.
         RunError: see `load`.
     """
-    auto, lacks = HEADS[task]
+    _, auto, lacking = TASKS[task]
     saved = Saved.at(source)
     fitting = saved.class_of(auto)
     if fitting is None or (saved.kinds and fitting not in saved.kinds):
         kind = saved.kinds[0] if saved.kinds else type(saved.config).__name__
-        tasks = [name for name, (head, _) in HEADS.items() if saved.class_of(head) == kind]
+        tasks = [name for name, (_, head, _) in TASKS.items() if saved.class_of(head) == kind]
         advice = f"; its task is {tasks[0]}" if tasks else ""
         expected = {"causal-lm": "a causal language model"}.get(task, f"a model for {task}")
         raise ArgumentError(
-            f"MODEL: {source} is a {kind}, which {lacks}; expected {expected}{advice}."
+            f"MODEL: {source} is a {kind}, which gives no {lacking}; expected {expected}{advice}."
         )
     model, report = saved.load(auto)
     if report["missing_keys"]:

@@ -31,8 +31,8 @@ def short_names(groups: Iterable[str]) -> str:
     """Join names of groups, with layers of equal ones merged: `attention.key of layers 0–3, 5`."""
     layers: dict[str, list[int]] = defaultdict(list)
     for group in groups:
-        if found := re.fullmatch(r"layers\.([0-9]+)\.(.+)", group):
-            layers[found[2]].append(int(found[1]))
+        if match := re.fullmatch(r"layers\.([0-9]+)\.(.+)", group):
+            layers[match[2]].append(int(match[1]))
         else:
             layers[group] = []
     return ", ".join(
@@ -50,8 +50,10 @@ def _ranges(numbers: list[int]) -> str:
     )
 
 
-def ratio_text(ratio: Heterogeneity[Average]) -> str:
+def ratio_text(ratio: Heterogeneity[Average] | None, missing: str = "") -> str:
     """Format largest over smallest norm, with its interval or standard error over seeds."""
+    if ratio is None:
+        return missing
     if ratio.low is None or ratio.high is None:
         return with_error(ratio.ratio)
     return with_interval(ratio.ratio.value, ratio.low, ratio.high)

@@ -201,23 +201,8 @@ def compare_results(results: FolderResults | Comparison) -> Comparison:
     if isinstance(results, Comparison):
         return results
     rows = tuple(_row(results, preset) for preset in results.presets)
-    lines = _lines(results.metrics, results.observations, {row.preset: row.end for row in rows})
-    return Comparison(
-        results=results,
-        rows=rows,
-        norms=tuple(_mean_norms(results.select(NORM))),
-        curves=tuple(
-            _curve(preset_lines, row, quantity=quantity, role=role, part=part)
-            for (quantity, role, part), presets in lines.items()
-            for row in rows
-            if (preset_lines := presets.get(row.preset))
-        ),
-    )
-
-
-def comparison_rows(results: FolderResults | Comparison) -> tuple[ComparisonRow, ...]:
-    """Make one row per block, in the order of the settings."""
-    return compare_results(results).rows
+    norms = tuple(_mean_norms(results.select(NORM)))
+    return Comparison(results=results, rows=rows, norms=norms, curves=tuple(_curves(results, rows)))
 
 
 def _row(results: FolderResults, preset: str) -> ComparisonRow:
@@ -305,26 +290,26 @@ def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
     )
 
 
-def _lines(
-    metrics: Iterable[Metric], observations: Iterable[Observation], stops: Mapping[str, float]
-) -> dict[tuple[str, str, str], dict[str, list[LossOrObservation]]]:
-    """Group lines by (quantity, role, part) and preset; losses end before the step in `stops`."""
-    curves: dict[tuple[str, str, str], dict[str, list[LossOrObservation]]] = {}
-
-    def add(line: LossOrObservation, quantity: str, role: str = "", part: str = "") -> None:
-        curves.setdefault((quantity, role, part), {}).setdefault(line.preset, []).append(line)
-
-    for metric in metrics:
-        if metric.step < stops[metric.preset]:
-            add(metric, "loss", part=metric.split)
+def _curves(results: FolderResults, rows: Iterable[ComparisonRow]) -> Iterator[Curve]:
+    """Average losses and observations by what they measure; losses end where a seed diverged."""
+    ends_at = {row.preset: row.end for row in rows}
+    observations = results.observations
     signal = [row for row in observations if row.quantity in SIGNAL and not row.group]
     last = max((row.layer for row in signal if row.layer is not None), default=None)
+    lines: dict[tuple[str, str, str], dict[str, list[LossOrObservation]]]
+    lines = defaultdict(lambda: defaultdict(list))  # (quantity, role, part) → preset → its lines
+    for metric in results.metrics:
+        if metric.step < ends_at[metric.preset]:
+            lines["loss", "", metric.split][metric.preset].append(metric)
     for row in observations:
         if row.quantity == NORM:
-            add(row, NORM, row.role, row.part)
+            lines[NORM, row.role, row.part][row.preset].append(row)
         elif row.quantity not in SIGNAL or (row.layer == last and not row.group):
-            add(row, row.quantity)
-    return curves
+            lines[row.quantity, "", ""][row.preset].append(row)
+    for (quantity, role, part), presets in lines.items():
+        for block in rows:
+            if block.preset in presets:
+                yield _curve(presets[block.preset], block, quantity=quantity, role=role, part=part)
 
 
 def _curve(lines: Sequence[LossOrObservation], row: ComparisonRow, **about: str) -> Curve:
@@ -334,27 +319,28 @@ def _curve(lines: Sequence[LossOrObservation], row: ComparisonRow, **about: str)
     for line in lines:
         if math.isfinite(getattr(line, value)):
             steps[line.step][line.seed].append(line)
-    x: dict[str, list[float]] = {name: [] for name in ABSCISSAS}
-    means = []
-    for _, seeds in sorted(steps.items()):
-        seed_lines = list(seeds.values())
-        errors = [
-            error for line in seed_lines[0] if (error := getattr(line, "standard_error", None))
-        ]
-        error = math.hypot(*errors) / len(seed_lines[0]) if errors else None
-        mean = average([_mean(seed, value) for seed in seed_lines], error)
-        assert mean is not None, "only finite values were collected"
-        means.append(mean)
-        for name, label in ABSCISSAS.items():
-            x[name].append(fmean(_mean(seed, label) for seed in seed_lines))
-    x["flops"] = [step * (row.cost.value if row.cost else math.nan) for step in x["steps"]]
+    points = [list(steps[step].values()) for step in sorted(steps)]  # lists of lines, by seed
+    x = {
+        name: tuple(fmean(_mean(seed, label) for seed in seeds) for seeds in points)
+        for name, label in ABSCISSAS.items()
+    }
+    cost = row.cost.value if row.cost else math.nan
     return Curve(
         preset=row.preset,
         **about,
         layer=getattr(lines[0], "layer", None) if about["quantity"] in SIGNAL else None,
-        x={name: tuple(values) for name, values in x.items()},
-        means=tuple(means),
+        x={**x, "flops": tuple(step * cost for step in x["steps"])},
+        means=tuple(_over_seeds(seeds, value) for seeds in points),
     )
+
+
+def _over_seeds(seeds: Sequence[Sequence[LossOrObservation]], label: str) -> Average:
+    """Average a field over the lines of each seed, then over seeds."""
+    errors = [error for line in seeds[0] if (error := getattr(line, "standard_error", None))]
+    error = math.hypot(*errors) / len(seeds[0]) if errors else None
+    mean = average([_mean(seed, label) for seed in seeds], error)
+    assert mean is not None, "only finite values were collected"
+    return mean
 
 
 def _mean(rows: Sequence[LossOrObservation], label: str) -> float:

@@ -9,29 +9,12 @@ from typing import Any
 
 from hessblocks.figures import Figure, Panel, Series, log_axis, plain_math
 from hessblocks.report.captions import ratio_text, seeds_and_error
-from hessblocks.report.comparison import (
-    MOMENTS,
-    SIGNAL,
-    Comparison,
-    ComparisonRow,
-    Curve,
-    baseline,
-)
-from hessblocks.statistics import Average, Heterogeneity, average
+from hessblocks.report.comparison import MOMENTS, SIGNAL, Comparison, ComparisonRow, Curve, baseline
+from hessblocks.statistics import Average, average
 from hessblocks.storage import NORM, Metric, ResultRow
 
-ROLES = [
-    "embedding",
-    "query",
-    "key",
-    "value",
-    "projection",
-    "gain",
-    "mlp_in",
-    "mlp_out",
-    "norm",
-    "head",
-]
+ROLES = ("embedding", "query", "key", "value", "projection", "gain", "mlp_in", "mlp_out", "norm",
+         "head")  # fmt: skip
 PARTS = {
     "outer": "Outer product $H_o$",
     "functional": "Functional $H_f$",
@@ -56,7 +39,6 @@ MARGIN = 0.04
 LOSS = "Loss $L$ (nats per token)"
 AXES = {
     "steps": ("steps", "Optimiser step $t$ (updates)"),
-    "tokens": ("tokens", "Training tokens $n$ (tokens)"),
     "seconds": ("training time", r"Training time $\tau$ (seconds)"),
     "flops": ("operations", "Training operations $c$ (floating-point operations)"),
 }
@@ -97,23 +79,7 @@ def gap_figure(comparison: Comparison) -> Figure | None:
         The figure as data; None if no two blocks have held-out losses at one step.
     """
     base = baseline(comparison.rows).preset
-    ends = {row.preset: row.end for row in comparison.rows}
-    losses: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    for line in comparison.results.metrics:
-        if line.split == "validation" and line.step < ends[line.preset]:
-            losses[line.preset][line.step][line.seed] = line.loss
-    series = []
-    for preset in comparison.presets:
-        gaps = {
-            step: average(
-                [seeds[n] - losses[base][step][n] for n in seeds.keys() & losses[base][step]]
-            )
-            for step, seeds in losses[preset].items()
-            if preset != base and seeds.keys() & losses[base].get(step, {}).keys()
-        }
-        means = {step: mean for step, mean in sorted(gaps.items()) if mean is not None}
-        if means:
-            series.append(_averaged(preset, means, list(means.values())))
+    series = [line for line in _gaps(comparison, base) if line.x]
     if not series:
         return None
     last = max(line.x[-1] for line in series)
@@ -123,15 +89,10 @@ def gap_figure(comparison: Comparison) -> Figure | None:
     low, high = min(0.0, *settled), max(0.0, *settled)
     margin = 2 * MARGIN * (high - low) or 1.0
     ends_at = ", ".join(f"{line.name} {line.y[-1]:+.3f}" for line in series)
-    one = " (one seed)" if len(comparison.seeds) == 1 else ""
-    caption = (
-        f"Held-out loss minus that of {base} at the same step and seed: below 0 a block is ahead. "
-        "The axis is that of the steps after the first fifth.",
-        seeds_and_error(comparison.seeds, "the band", NO_BAND),
-    )
+    single = " (one seed)" if len(comparison.seeds) == 1 else ""
     return Figure(
         name="gap",
-        title=f"Gap to {base} at the end, in nats per token: {ends_at}{one}",
+        title=f"Gap to {base} at the end, in nats per token: {ends_at}{single}",
         panels=_panels(
             {f"Loss minus that of {base}": series},
             x_label=AXES["steps"][1],
@@ -139,11 +100,32 @@ def gap_figure(comparison: Comparison) -> Figure | None:
             limits=(low - margin, high + margin),
             band=True,
         ),
-        caption=plain_math(" ".join(caption)),
+        caption=plain_math(
+            f"Held-out loss minus that of {base} at the same step and seed: below 0 a block is "
+            "ahead. The axis is that of the steps after the first fifth. "
+            + seeds_and_error(comparison.seeds, "the band", NO_BAND)
+        ),
         size=(8.0, 4.0),
         columns=1,
         marked=tuple(line.name for line in series),
     )
+
+
+def _gaps(comparison: Comparison, base: str) -> Iterator[Series]:
+    """Average the gap of each other block over the seeds that both have, step by step."""
+    ends = {row.preset: row.end for row in comparison.rows}
+    losses: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for line in comparison.results.metrics:
+        if line.split == "validation" and line.step < ends[line.preset]:
+            losses[line.preset][line.step][line.seed] = line.loss
+    for preset in comparison.presets:
+        means = {}
+        for step, seeds in sorted(losses[preset].items()):
+            base_seeds = losses[base].get(step, {})
+            gaps = [seeds[seed] - base_seeds[seed] for seed in seeds.keys() & base_seeds.keys()]
+            if preset != base and (mean := average(gaps)) is not None:
+                means[step] = mean
+        yield _averaged(preset, means, list(means.values()))
 
 
 def curvature_figure(comparison: Comparison) -> Figure | None:
@@ -157,20 +139,17 @@ def curvature_figure(comparison: Comparison) -> Figure | None:
     """
     present = dict.fromkeys(norm.role for norm in comparison.norms)
     roles = sorted(present, key=lambda role: (*ROLES, role).index(role))  # unknown ones last
-    stages, parts = (
-        {getattr(norm, name) for norm in comparison.norms} for name in ("stage", "part")
-    )
-    moments = [moment for moment, stage in MOMENTS.items() if stage in stages]
+    measured = {(norm.stage, norm.part) for norm in comparison.norms}
+    moments = [moment for moment, stage in MOMENTS.items() if stage in {s for s, _ in measured}]
     series = {
         f"{words}, {moment} training": tuple(_points(comparison, MOMENTS[moment], part, roles))
         for part, words in PARTS.items()
         for moment in moments
-        if part in parts
+        if part in {p for _, p in measured}
     }
     values = [y for lines in series.values() for line in lines for y in line.y]
     if not values:
         return None
-    layers = "In each column one point a layer, the first layer leftmost"
     error = seeds_and_error(
         comparison.seeds, "the bar", "the bar is ± 1 standard error of the estimate"
     )
@@ -187,11 +166,9 @@ def curvature_figure(comparison: Comparison) -> Figure | None:
         ),
         columns=len(moments),
         size=(6.5, 3.3),
-        caption=(
-            "Frobenius norm of the diagonal block of $H=H_o+H_f$ that belongs to each parameter "
-            "group. "
-        )
-        + plain_math(f"{layers}; {comparison.sample}. {error}{end}"),
+        caption="Frobenius norm of the diagonal block of $H=H_o+H_f$ that belongs to each "
+        "parameter group. In each column one point a layer, the first layer leftmost; "
+        + plain_math(f"{comparison.sample}. {error}{end}"),
         shares="both",
         marked=comparison.presets,
     )
@@ -225,14 +202,8 @@ def heterogeneity_figure(comparison: Comparison) -> Figure | None:
     Returns:
         The figure as data; None if no curvature is measured yet.
     """
-    places = {
-        moment: {
-            x: row.ratios[moment] for x, row in enumerate(comparison.rows) if moment in row.ratios
-        }
-        for moment in MOMENTS
-    }
     values = [
-        ratio.high or ratio.ratio.value for ratios in places.values() for ratio in ratios.values()
+        ratio.high or ratio.ratio.value for row in comparison.rows for ratio in row.ratios.values()
     ]
     if not values:
         return None
@@ -240,9 +211,7 @@ def heterogeneity_figure(comparison: Comparison) -> Figure | None:
         title="Before and after training",
         x_label="Preset",
         y_label=RATIO,
-        series=tuple(
-            _bars(f"{moment} training", ratios) for moment, ratios in places.items() if ratios
-        ),
+        series=tuple(series for moment in MOMENTS for series in _bars(comparison.rows, moment)),
         kind="bars",
         ticks=comparison.presets,
         by_tick=True,
@@ -265,22 +234,24 @@ def heterogeneity_figure(comparison: Comparison) -> Figure | None:
     )
 
 
-def _bars(name: str, places: Mapping[int, Heterogeneity[Average]]) -> Series:
+def _bars(rows: Sequence[ComparisonRow], moment: str) -> Iterator[Series]:
     """Draw one bar per preset, with the interval of one seed or the standard error over several."""
+    ratios = {n: row.ratios[moment] for n, row in enumerate(rows) if moment in row.ratios}
     reach = [
         (ratio.ratio.standard_error or 0.0,) * 2
         if ratio.low is None or ratio.high is None
         else (ratio.ratio.value - ratio.low, ratio.high - ratio.ratio.value)
-        for ratio in places.values()
+        for ratio in ratios.values()
     ]
-    return Series(
-        name=name,
-        x=tuple(map(float, places)),
-        y=tuple(ratio.ratio.value for ratio in places.values()),
-        error=tuple(above for _, above in reach),
-        below=tuple(below for below, _ in reach),
-        numbers=tuple(ratio_text(ratio).split()[0] for ratio in places.values()),  # as in the table
-    )
+    if ratios:
+        yield Series(
+            name=f"{moment} training",
+            x=tuple(map(float, ratios)),
+            y=tuple(ratio.ratio.value for ratio in ratios.values()),
+            error=tuple(above for _, above in reach),
+            below=tuple(below for below, _ in reach),
+            numbers=tuple(ratio_text(ratio).split()[0] for ratio in ratios.values()),
+        )
 
 
 def loss_figure(comparison: Comparison, against: str) -> Figure | None:
@@ -411,11 +382,8 @@ def _gains(curves: Iterable[Curve]) -> Titled:
 
 def _signal(curves: Sequence[Curve]) -> Titled:
     """Draw one panel per quantity."""
-    titled = {
-        title: [curve for curve in curves if curve.quantity == name]
-        for name, title in SIGNAL.items()
-    }
-    return {title: lines for title, lines in titled.items() if lines}
+    lines = {name: [curve for curve in curves if curve.quantity == name] for name in SIGNAL}
+    return {SIGNAL[name]: curves for name, curves in lines.items() if curves}
 
 
 def _norms(curves: Iterable[Curve]) -> Titled:

@@ -4,10 +4,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import matplotlib as mpl
+from matplotlib import style
 from matplotlib.figure import Figure as Drawn
 
-from hessblocks.drawing import draw_heatmap, set_scale, short_name
+from hessblocks.drawing import LEGEND_INCHES, draw_heatmap, set_scale, short_name
 from hessblocks.figures import MATPLOTLIB, PHONE, Figure, Panel, Series, log_axis, plain_math
 from hessblocks.report.comparison_figures import PARTS
 from hessblocks.report.templates import drawn_picture, layer_map, log10
@@ -15,8 +15,6 @@ from hessblocks.storage import CurvatureResults, SpectrumRow
 
 LOOKS = {"outer": ("#0072B2", "s"), "functional": ("#E69F00", "^"), "full": ("#000000", "o")}
 """Colour and marker of each part."""
-LEGEND_INCHES = 2.2
-"""Width of a legend entry, in inches."""
 MANY = 60
 """A line for each of more groups than this would be longer than anybody reads."""
 MOST_KINDS = 40
@@ -25,7 +23,7 @@ FLOOR = 1e-4
 """Smallest density shown, as a share of the largest."""
 
 
-@mpl.rc_context(dict(MATPLOTLIB))
+@style.context(MATPLOTLIB)
 def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
     """Write figures/<name>.png and .svg of all that was measured.
 
@@ -35,23 +33,20 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
     Raises:
         RunError: a file cannot be written.
     """
-    figures: dict[str, Figure | Drawn] = {}
-    phones: dict[str, Drawn] = {}
-    if (by_layer := layers_map(results)) is not None:
-        figures["layers"] = by_layer
-    if 0 < len(results.norms) <= MANY:
-        figures["norms"], phones["norms"] = norms_figure(results, 9), norms_figure(results, PHONE)
-    names = list(results.norms)
+    folder, names = results.folder, list(results.norms)
+    drawn = {"layers": drawn_picture(layers_map(results), folder, "layers")}
+    if 0 < len(names) <= MANY:
+        wide, phone = norms_figure(results, 9), norms_figure(results, PHONE)
+        drawn["norms"] = drawn_picture(wide, folder, "norms", phone)
     for part, cells in results.cells.items():
         values = [[cells[row, column].value for column in names] for row in names]
         layers = [results.layers[name] for name in names]
-        figures[f"map-{part}"] = draw_heatmap(names, layers, values, part=part)
+        heatmap = draw_heatmap(names, layers, values, part=part)
+        drawn[f"map-{part}"] = drawn_picture(heatmap, folder, f"map-{part}")
     for part, densities in results.spectra.items():
-        figures[f"spectra-{part}"] = spectra_figure(densities, part)
-    return {
-        name: drawn_picture(figure, results.folder, name, phones.get(name))
-        for name, figure in figures.items()
-    }
+        spectra = spectra_figure(densities, part)
+        drawn[f"spectra-{part}"] = drawn_picture(spectra, folder, f"spectra-{part}")
+    return {name: pictures for name, pictures in drawn.items() if pictures}
 
 
 def layers_map(results: CurvatureResults) -> Figure | None:

@@ -8,13 +8,15 @@ from markupsafe import Markup
 from hessblocks.conventions import AnyPath
 from hessblocks.figures import PART_WORDS, page_text, plain_math
 from hessblocks.report.captions import short_names, with_error, with_interval
-from hessblocks.report.templates import environment_rows, setting_rows, write_page
+from hessblocks.report.templates import RunPage, Table, write_page
 from hessblocks.statistics import Average
 from hessblocks.storage import CurvatureResults, Eigenvalue, StoredNorm, StoredRatio, load_curvature
 
 FILES = ("results.csv", "map.csv", "spectra.csv")
 """Files with the numbers of the page, which links them if they exist."""
 WHOLE = "all groups as one"
+SHOWN = 40
+"""Number of groups in the table on the terminal; the page lists all."""
 WORDS = {part: Markup(page_text(words)) for part, words in PART_WORDS.items()}
 
 
@@ -35,10 +37,17 @@ def write_curvature_report(folder: AnyPath) -> Path:
 
     folder = Path(folder)
     results = load_curvature(folder)
-    settings = {name: value for name, value in results.config.items() if name != "groups"}
-    pictures = write_curvature_figures(results)
+    pictures, part = write_curvature_figures(results), results.parts[-1]
     outside = [name for name in results.by_size() if results.layers[name] is None]
     stored = results.config["model"].get("stored")
+    rows = [
+        (
+            group,
+            results.roles[group].replace("_", " "),
+            *(norm_text(results.norms[group][part]) for part in results.parts),
+        )
+        for group in results.by_size()
+    ]
     return write_page(
         folder,
         "curvature.html",
@@ -48,44 +57,52 @@ def write_curvature_report(folder: AnyPath) -> Path:
             Markup(page_text(_headline(results))),
             *([f"Of the model, {stored}."] if stored else []),
         ),
-        missing=results.missing,
+        found=results,
         figures=[
             {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": picture}
             for name, picture in pictures.items()
         ],
         largest=", ".join(short_names([name]) for name in results.by_size()[:3]),
         outside="; ".join(
-            f"{plain_math(name)} {norm_text(results.norms[name][results.parts[-1]])}"
-            for name in outside
+            f"{plain_math(name)} {norm_text(results.norms[name][part])}" for name in outside
         ),
-        data=results.config["data"],
-        spent=_spent(results),
-        sampled="samples" in results.config["curvature"],
         whole=any("" in densities for densities in results.spectra.values()),
         eigenvalues=[
             (group or WHOLE, eigenvalue_text(pairs)) for group, pairs in results.eigenvalues.items()
         ],
-        columns=("Group", "Role", *results.parts),
-        rows=[
-            (
-                group,
-                results.roles[group].replace("_", " "),
-                *(norm_text(results.norms[group][part]) for part in results.parts),
-            )
-            for group in results.by_size()
-        ],
+        rows=rows,
         zeros={WORDS[part]: short_names(groups) for part, groups in results.zero_groups().items()},
-        settings=[*setting_rows(settings), *environment_rows(results.environment)],
-        files=[name for name in FILES if (folder / name).exists()],
+        settings={name: value for name, value in results.config.items() if name != "groups"},
+        environment=results.environment,
+        files=FILES,
     )
 
 
-def _spent(results: CurvatureResults) -> str:
-    """Describe the probes or samples that norms were estimated from."""
-    spending = results.config["curvature"]
-    if "samples" in spending:
-        return f"{spending['samples']} sampled gradients for all groups"
-    return f"{spending['probes']} random probes a group"
+def curvature_lines(results: CurvatureResults) -> list[Table | str]:
+    """Make the table of norms, the largest first, and list the numbers of the whole model."""
+    norms, shown = results.norms, results.by_size()[:SHOWN]
+    rows = [(group, *(norm_text(norms[group][part]) for part in results.parts)) for group in shown]
+    lines: list[Table | str] = [
+        (("group", *(f"‖{part}‖" for part in results.parts)), rows),
+        "Frobenius norms of the groups' own blocks (nats per token), ± 1 standard error",
+    ]
+    if len(norms) > SHOWN:
+        lines += [f"the {SHOWN} largest of {len(norms)} groups; the report has them all"]
+    for part, ratio in results.heterogeneity.items():
+        text = heterogeneity_text(ratio)
+        lines += [f"heterogeneity of {part}, largest over smallest: {text}"]
+    for part, share in results.off_diagonal_shares.items():
+        lines += [f"off-diagonal share of {part}: {norm_text(share)}"]
+    for group, pairs in list(results.eigenvalues.items())[:SHOWN]:
+        lines += [f"largest eigenvalues of H, {group or WHOLE}: {eigenvalue_text(pairs)}"]
+    for part, names in results.zero_groups().items():
+        lines += [f"zero curvature ({part}): {short_names(names)}"]
+    return lines
+
+
+CURVATURE = RunPage(
+    write=write_curvature_report, lines=curvature_lines, summary=CurvatureResults.summary
+)
 
 
 def norm_text(norm: StoredNorm) -> str:

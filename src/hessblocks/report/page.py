@@ -2,10 +2,10 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import RunError
@@ -24,21 +24,9 @@ from hessblocks.report.comparison_figures import all_figures
 from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import COMMAND, FolderResults, ResultRow, load_results, read_object
 
+T = TypeVar("T")
 FILES = ("results.csv", "metrics.jsonl", "observations.jsonl", "tuning.json")
 """Files with the numbers of the page, which links them if they exist."""
-FINAL = "Final loss (nats per token)"
-COLUMNS = (
-    "Preset",
-    "Parameters",
-    "Tokens per second",
-    "Peak memory (MB)",
-    "Initial loss (nats per token)",
-    FINAL,
-    "Learning rate",
-    "Tokens a parameter",
-    "Heterogeneity before",
-    "Heterogeneity after",
-)
 SETTINGS = ("Learning rate", "Tokens a parameter")
 """Columns that are left out where all blocks have the same."""
 
@@ -59,69 +47,43 @@ def write_report(folder: AnyPath) -> Path:
     folder = Path(folder)
     results = load_results(folder)
     comparison = compare_results(results)
-    rows = [*map(comparison_cells, comparison.rows), *_table_of_pairs(comparison)]
-    columns = [
-        number
-        for number, name in enumerate(COLUMNS)
-        if name not in SETTINGS or len({row[number] for row in rows} - {templates.ABSENT}) > 1
-    ]
+    presets, rows = comparison.presets, list(map(comparison_cells, comparison.rows))
+    if results.reference is not None:
+        reference = f"{results.reference:.3f}"
+        bigrams = {"Preset": "bigram table", "Final loss (nats per token)": reference}
+        rows.append(tuple(bigrams.get(name, templates.ABSENT) for name in COLUMNS))
+    cells = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
+    columns = {
+        name: column
+        for name, column in cells.items()
+        if name not in SETTINGS or len({*column} - {templates.ABSENT}) > 1
+    }
     blocks = [folder / "blocks.svg", folder / "blocks-narrow.svg"]
-    shown = {name: value for name, value in results.settings.values.items() if name != "blocks"}
     return templates.write_page(
         folder,
         "comparison.html",
-        title=f"hessblocks {results.settings.command}: {', '.join(comparison.presets)}",
-        heading=f"hessblocks: {_heading(comparison.presets)}",
+        title=f"hessblocks {results.settings.command}: {', '.join(presets)}",
+        heading=f"hessblocks: the transformer block {presets[0]}"
+        if len(presets) == 1
+        else f"hessblocks: {len(presets)} transformer blocks compared",
         headline=headline(comparison),
-        missing=results.missing,
-        columns=[COLUMNS[number] for number in columns],
-        rows=[[row[number] for number in columns] for row in rows],
-        rates=comparison.rate_words,
-        zero_groups=comparison.zero_groups,
+        found=comparison,
+        columns=list(columns),
+        rows=list(zip(*columns.values(), strict=True)),
         blocks=[templates.inlined(path.read_bytes()) for path in blocks if path.is_file()],
         figures=[templates.shown_figure(figure, folder) for figure in all_figures(comparison)],
         command=command_line(folder),
-        settings=list(templates.setting_rows(shown)),
-        environment=list(templates.environment_rows(results.environment)),
-        files=[name for name in FILES if (folder / name).exists()],
+        settings={n: v for n, v in results.settings.values.items() if n != "blocks"},
+        environment=results.environment,
+        files=FILES,
     )
 
 
-def _heading(presets: Sequence[str]) -> str:
-    if len(presets) == 1:
-        return f"the transformer block {presets[0]}"
-    return f"{len(presets)} transformer blocks compared"
-
-
-def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
-    """Format the cells of one row: one for each of COLUMNS."""
-    final = _mean(row.final_loss)
-    if row.diverged:
-        seeds = ", ".join(map(str, row.diverged))
-        final = (
-            f"diverged (seed {seeds})"
-            if final == templates.ABSENT
-            else f"{final}; seed {seeds} diverged"
-        )
-    return (
-        row.preset,
-        f"{row.parameters:,}" if row.parameters is not None else templates.ABSENT,
-        _mean(row.tokens_per_second),
-        _mean(row.peak_memory, 1e-6),
-        _mean(row.initial_loss),
-        final,
-        templates.ABSENT if row.rate is None else f"{row.rate:g}",
-        templates.ABSENT if row.tokens_a_parameter is None else number(row.tokens_a_parameter),
-        ratio_text(row.before) if row.before else templates.ABSENT,
-        ratio_text(row.after) if row.after else templates.ABSENT,
-    )
-
-
-def _table_of_pairs(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """Yield the row of the bigram table, if its loss was computed."""
-    if comparison.results.reference is not None:
-        cells = {COLUMNS[0]: "bigram table", FINAL: f"{comparison.results.reference:.3f}"}
-        yield tuple(cells.get(name, templates.ABSENT) for name in COLUMNS)
+def _final_loss(row: ComparisonRow) -> str:
+    final, seeds = _mean(row.final_loss), ", ".join(map(str, row.diverged))
+    if not seeds:
+        return final
+    return f"{final}; seed {seeds} diverged" if row.final_loss else f"diverged (seed {seeds})"
 
 
 def _mean(mean: Average | None, unit: float = 1.0) -> str:
@@ -130,6 +92,30 @@ def _mean(mean: Average | None, unit: float = 1.0) -> str:
         return templates.ABSENT
     error = None if mean.standard_error is None else mean.standard_error * unit
     return with_error(replace(mean, value=mean.value * unit, standard_error=error))
+
+
+def _or_absent(value: T | None, text: Callable[[T], str]) -> str:
+    return templates.ABSENT if value is None else text(value)
+
+
+COLUMNS: dict[str, Callable[[ComparisonRow], str]] = {
+    "Preset": lambda row: row.preset,
+    "Parameters": lambda row: _or_absent(row.parameters, "{:,}".format),
+    "Tokens per second": lambda row: _mean(row.tokens_per_second),
+    "Peak memory (MB)": lambda row: _mean(row.peak_memory, 1e-6),
+    "Initial loss (nats per token)": lambda row: _mean(row.initial_loss),
+    "Final loss (nats per token)": _final_loss,
+    "Learning rate": lambda row: _or_absent(row.rate, "{:g}".format),
+    "Tokens a parameter": lambda row: _or_absent(row.tokens_a_parameter, number),
+    "Heterogeneity before": lambda row: ratio_text(row.before, templates.ABSENT),
+    "Heterogeneity after": lambda row: ratio_text(row.after, templates.ABSENT),
+}
+"""Heading → its cell in the row of a block."""
+
+
+def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
+    """Format the cells of one row: one for each of COLUMNS."""
+    return tuple(cell(row) for cell in COLUMNS.values())
 
 
 def command_line(folder: Path) -> str:
@@ -156,6 +142,8 @@ LEAST = 0.0005
 """Smallest difference reported without an error, in nats per token: half of the third decimal."""
 SEVERAL = 4
 """Most blocks with all ratios listed; of more blocks, baseline, smallest and largest are listed."""
+VERDICTS = {-1: "more even than", 1: "less even than", 0: "not told apart from"}
+"""Sign of a difference of heterogeneities → its name."""
 
 
 def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
@@ -256,15 +244,8 @@ def _compared(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
         for name, ratio in ratios.items()
         if name != base
     }
-    verdicts = (
-        (-1, f"more even than that of {base}"),
-        (1, f"less even than that of {base}"),
-        (0, f"not told apart from that of {base}"),
-    )
-    verdict_names = [
-        (words, [name for name in signs if signs[name] == sign]) for sign, words in verdicts
-    ]
-    shown = [f"of {_listed(names)} is {words}" for words, names in verdict_names if names]
+    names = {sign: [name for name in signs if signs[name] == sign] for sign in VERDICTS}
+    shown = [f"of {_listed(names[n])} is {VERDICTS[n]} that of {base}" for n in names if names[n]]
     return f"the curvature {'; that '.join(shown)}"
 
 
@@ -352,11 +333,5 @@ def _estimate(estimate: Average | ResultRow | None) -> dict[str, float | None]:
 def _ratio(ratio: Heterogeneity[Average] | None) -> dict[str, Any] | None:
     if ratio is None:
         return None
-    return {
-        **_estimate(ratio.ratio),
-        "low": ratio.low,
-        "high": ratio.high,
-        "largest": ratio.largest,
-        "smallest": ratio.smallest,
-        "zero_groups": list(ratio.zero_groups),
-    }
+    ends = {name: getattr(ratio, name) for name in ("low", "high", "largest", "smallest")}
+    return {**_estimate(ratio.ratio), **ends, "zero_groups": list(ratio.zero_groups)}

@@ -1,126 +1,52 @@
-"""Write the pages of `hessblocks price` and `simplify`: summary first, then maps and tables."""
+"""Pages of `hessblocks price`, `quantise` and `simplify`: summary first, then maps and tables."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hessblocks.conventions import AnyPath
 from hessblocks.errors import duration
 from hessblocks.figures import Figure, Panel, Series, number
 from hessblocks.report import templates
 from hessblocks.report.captions import with_error
+from hessblocks.report.templates import ABSENT, drawn_picture, layer_map, summary_page
 from hessblocks.statistics import Average
 
-COSTS = ("Changed together", "Forecast KL", "Measured KL", "Forecast trusted")
-BILL = ("Change", "Forecast KL", "Diagonal", "Full form", "Loss, to first order",
-        "Weight changed by", "Forecast trusted")  # fmt: skip
-FILES = ("bill.csv", "together.csv", "allocation.csv", "check.csv")
+Row = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Row], str]]
+"""Heading → its cell in a row."""
 LAYER = re.compile(r"(?:^|\.)\d+\.(.+?)(?:\.weight)?$")
 """Pattern of the text after the number of a layer in a parameter's name."""
 
 
-def write_price_report(folder: AnyPath) -> Path:
-    """Write figures/*.png, figures/*.svg and report.html of a folder of `hessblocks price`.
-
-    Args:
-        folder: that the command wrote.
-
-    Returns:
-        The path of report.html.
-
-    Raises:
-        RunError: a file is missing, damaged or cannot be written.
-    """
-    return templates.write_summary_page(folder, "price", _priced)
-
-
-def _priced(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
-    bits, figure = _over_bits(found), bits_map(found.get("shares", []))
-    picture = folder / "figures" / "check.svg"
-    heads = {name: tuple(map(templates.log10, row)) for name, row in found.get("heads", {}).items()}
-    drawn = templates.layer_map({"Cost of each head, by layer": heads}, "log₁₀ nats")
-    what = "rounding activations of" if "what" in found else "compressing"
-    return {
-        "front_title": f"{found['model']}, nats per token: {_costs(found['together'])}",
-        "heading": f"What {what} {found['model']} costs",
-        "heads": templates.drawn_picture(drawn, folder, "heads") if heads and drawn else [],
-        "headline": price_headline(found),
-        "front": templates.drawn_picture(bits, folder, "front") if bits else [],
-        "allocation": templates.drawn_picture(figure, folder, "allocation") if figure else [],
-        "check": [templates.inlined(picture.read_bytes())] if picture.is_file() else [],
-        "costs": (COSTS, [cost_cells(row) for row in found["together"]]),
-        "columns": BILL,
-        "rows": list(map(_bill_cells, found["bill"])),
-        "files": [name for name in FILES if (folder / name).exists()],
-    }
-
-
-def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Write the cost of the allocation and of uniform bits, or of each edit of all matrices.
-
-    Args:
-        found: summary.json.
-
-    Returns:
-        Sentences.
-    """
-    rows = {row["name"]: row for row in found["together"]}
-    shown, between = list(rows.values()), "; "
-    alone = [f"One at a time: {found['check']}."] if "check" in found else []
-    if "sentences" in found:
-        return (*found["sentences"], *alone, *told_sentences(found))
-    what = found.get("what", "matrices")
-    first = f"Expected cost in nats per token of all {what} together: "
-    first += "; ".join(f"{name}: {nats(row)}" for name, row in rows.items()) + "."
-    if "uniform" in found:
-        width, between = found["uniform"], " and "
-        shown = [rows["allocation"], rows[f"all, {width}"]]
-        asked = found.get("asked", found["bits"])
-        short = f" of {asked:g} asked" if abs(asked - found["bits"]) > 0.05 else ""
-        first = (
-            f"At {found['bits']:.3g} bits{short} on average the allocation is expected to cost "
-            f"{nats(shown[0])} nats per token; all matrices at {width} would cost "
-            f"{nats(shown[1])}."
-        )
-    if shown[0]["measured"] is not None:
-        measured = between.join(nats(row, "measured") for row in shown)
-        first += f" Measured on other text: {measured}."
-    if any(row["outside"] for row in shown):
-        first += (
-            " Changes so large are beyond what forecasts can tell: rather trust what is measured."
-        )
-    return (first, *alone, *told_sentences(found))
-
-
-def told_sentences(found: Mapping[str, Any]) -> list[str]:
-    """Write what a summary's numbers are of, such as bits that the model was stored in."""
-    return [f"{words[0].upper()}{words[1:]}." for words in found.get("told", ())]
-
-
-def cost_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Format the cells of a row of together.csv."""
-    measured = "" if row["measured"] is None else nats(row, "measured")
-    return row["name"], nats(row), measured, _trusted(row)
-
-
-def nats(row: Mapping[str, Any], name: str = "forecast") -> str:
+def nats(row: Row, name: str = "forecast", missing: str = ABSENT) -> str:
     """Format a number of a row with its standard error."""
+    if row[name] is None:
+        return missing
     return with_error(Average(value=row[name], standard_error=row[f"{name}_error"], seeds=1))
 
 
-def _trusted(row: Mapping[str, Any]) -> str:
+def _number(name: str, form: Callable[[float], str] = number) -> Callable[[Row], str]:
+    """Make the column of a number that some rows lack."""
+    return lambda row: form(row[name]) if name in row else ABSENT
+
+
+def _trusted(row: Row) -> str:
     return f"no: {row['outside']}" if row["outside"] else "yes"
 
 
-def cost_figure(
-    lines: Mapping[str, tuple[Sequence[Mapping[str, Any]], str]], size: str, label: str
-) -> Figure:
+def told_sentences(summary: Row) -> list[str]:
+    """Write what a summary's numbers are of, such as bits that the model was stored in."""
+    return [f"{words[0].upper()}{words[1:]}." for words in summary.get("told", ())]
+
+
+def cost_figure(lines: Mapping[str, tuple[Sequence[Row], str]], size: str, label: str) -> Figure:
     """Draw KL, on a logarithmic axis, over sizes.
 
     Args:
@@ -153,151 +79,290 @@ def cost_figure(
     return Figure(title="", caption="", panels=(panel,), size=(8.0, 4.4), columns=1)
 
 
-def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
-    """List what some rows cost, measured or by forecast."""
-    costs = [row["forecast" if row["measured"] is None else "measured"] for row in rows]
-    names = [row["name"].removeprefix("all, ") for row in rows]
-    words = [f"{name} {cost:.2g}" for name, cost in zip(names, costs, strict=True)]
-    return ", ".join(words[-4:])
-
-
-def _over_bits(found: Mapping[str, Any]) -> Figure | None:
-    """Draw the cost of the allocation and of uniform edits over bits; None without bits."""
-    rows = [row for row in found["together"] if row.get("bits")]
-    if len(rows) < 2 or "what" in found:
-        return None
-    plan = [row for row in rows if row["name"] == "allocation"]
-    uniform = [row for row in rows if row["name"] != "allocation"]
-    lines = {
-        "all alike, forecast": (uniform, "forecast"),
-        "all alike, measured": (uniform, "measured"),
-        "allocation, forecast": (plan, "forecast"),
-        "allocation, measured": (plan, "measured"),
-    }
-    return cost_figure(lines, "bits", "Bits of an entry, on average")
-
-
-def _bill_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    names = ("diagonal", "full", "gradient")
-    numbers = (number(row[name]) if name in row else templates.ABSENT for name in names)
-    size = f"{row['relative_size']:.1%}"
-    return row["name"], nats(row), *numbers, size, _trusted(row)
-
-
-def bits_map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
+def bits_map(shares: Iterable[Row]) -> Figure | None:
     """Draw a map of bits, kinds × layers; None if the names of matrices have no layers."""
     bits: dict[str, list[float]] = {}
     for row in shares:
-        if found := LAYER.search(row["place"]):
-            bits.setdefault(found[1], []).append(row["bits"])
+        if match := LAYER.search(row["place"]):
+            bits.setdefault(match[1], []).append(row["bits"])
     layers = max(map(len, bits.values()), default=0)
-    kinds = {name: tuple(one) for name, one in bits.items() if len(one) == layers}
-    return templates.layer_map({"Bits of an entry, by layer": kinds}, "Bits")
+    kinds = {name: tuple(values) for name, values in bits.items() if len(values) == layers}
+    return layer_map({"Bits of an entry, by layer": kinds}, "Bits")
 
 
-GONE = ("Layer", "Gone")
-NUMBERS = ("", "Original", "Simplified")
-REMOVALS = ("Part", "Layer", "KL", "Loss", "Parameters", "Operations a token", "Cache a token",
-            "Nats for 1 %")  # fmt: skip
+COSTS: Columns = {
+    "Changed together": itemgetter("name"),
+    "Forecast KL": nats,
+    "Measured KL": lambda row: nats(row, "measured", missing=""),
+    "Forecast trusted": _trusted,
+}
+BILL: Columns = {
+    "Change": itemgetter("name"),
+    "Forecast KL": nats,
+    "Diagonal": _number("diagonal"),
+    "Full form": _number("full"),
+    "Loss, to first order": _number("gradient"),
+    "Weight changed by": _number("relative_size", "{:.1%}".format),
+    "Forecast trusted": _trusted,
+}
 
 
-def write_simplify_report(folder: AnyPath) -> Path:
-    """Write figures/*.png, figures/*.svg and report.html of a folder of `hessblocks simplify`.
-
-    Args:
-        folder: that the command wrote.
-
-    Returns:
-        The path of report.html.
-
-    Raises:
-        RunError: a file is missing, damaged or cannot be written.
-    """
-    return templates.write_summary_page(folder, "simplify", _removed)
-
-
-def _removed(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
-    figure = removal_map(found["removals"], found["depth"])
+def _priced(folder: Path, summary: Row) -> dict[str, Any]:
+    picture = folder / "figures" / "check.svg"
+    heads = {
+        name: tuple(map(templates.log10, row)) for name, row in summary.get("heads", {}).items()
+    }
+    by_layer = layer_map({"Cost of each head, by layer": heads}, "log₁₀ nats")
+    allocation = bits_map(summary.get("shares", []))
+    what = "rounding activations of" if "what" in summary else "compressing"
     return {
-        "heading": f"What can be taken from {found['model']}",
-        "headline": simplify_headline(found),
-        "picture": templates.drawn_picture(figure, folder, "removals") if figure else [],
-        "numbers": (NUMBERS, number_rows(found)),
-        "gone": (GONE, [(str(row["layer"]), row["gone"]) for row in found.get("layers", [])]),
-        "columns": REMOVALS,
-        "rows": list(map(_removal_cells, found["cheapest"])),
-        "kinds": _by_kind(found["removals"]),
+        "front_title": f"{summary['model']}, nats per token: {_costs(summary['together'])}",
+        "heading": f"What {what} {summary['model']} costs",
+        "heads": drawn_picture(by_layer, folder, "heads"),
+        "front": drawn_picture(_over_bits(summary), folder, "front"),
+        "allocation": drawn_picture(allocation, folder, "allocation"),
+        "check": [templates.inlined(picture.read_bytes())] if picture.is_file() else [],
+        "bill": templates.table(BILL, summary["bill"]),
     }
 
 
-def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Write what was saved, its cost before and after healing and its speed, or the cheapest.
+def price_headline(summary: Row) -> tuple[str, ...]:
+    """Write the cost of the allocation and of uniform bits, or of each edit of all matrices.
 
     Args:
-        found: summary.json.
+        summary: summary.json.
 
     Returns:
         Sentences.
     """
-    alone = [f"One at a time: {found['said']}."] if found["removals"] else []
-    alone += [f"Of the model, {found['stored']}."] if found.get("stored") else []
-    if "layers" not in found:
-        return tuple(alone)
-    before, after = found["before"], found["after"]
-    text = found["texts"][0]
-    healed = f", and {nats(text['healed'], 'kl')} after {found['updates']} updates of healing"
-    costs = f"{nats(text['removed'], 'kl')} nats per token of KL"
+    rows = {row["name"]: row for row in summary["together"]}
+    shown, between = list(rows.values()), "; "
+    single = [f"One at a time: {summary['check']}."] if "check" in summary else []
+    if "sentences" in summary:
+        return (*summary["sentences"], *single, *told_sentences(summary))
+    what = summary.get("what", "matrices")
+    first = f"Expected cost in nats per token of all {what} together: "
+    first += "; ".join(f"{name}: {nats(row)}" for name, row in rows.items()) + "."
+    if "uniform" in summary:
+        width, between = summary["uniform"], " and "
+        shown = [rows["allocation"], rows[f"all, {width}"]]
+        requested = summary.get("asked", summary["bits"])
+        short = f" of {requested:g} asked" if abs(requested - summary["bits"]) > 0.05 else ""
+        first = (
+            f"At {summary['bits']:.3g} bits{short} on average the allocation is expected to cost "
+            f"{nats(shown[0])} nats per token; all matrices at {width} would cost "
+            f"{nats(shown[1])}."
+        )
+    if shown[0]["measured"] is not None:
+        measured = between.join(nats(row, "measured") for row in shown)
+        first += f" Measured on other text: {measured}."
+    if any(row["outside"] for row in shown):
+        first += (
+            " Changes so large are beyond what forecasts can tell: rather trust what is measured."
+        )
+    return (first, *single, *told_sentences(summary))
+
+
+def _costs(rows: Sequence[Row]) -> str:
+    """List what some rows cost, measured or by forecast."""
+    words = []
+    for row in rows[-4:]:
+        cost = row["forecast" if row["measured"] is None else "measured"]
+        words.append(f"{row['name'].removeprefix('all, ')} {cost:.2g}")
+    return ", ".join(words)
+
+
+def _over_bits(summary: Row) -> Figure | None:
+    """Draw the cost of the allocation and of uniform edits over bits; None without bits."""
+    rows = [row for row in summary["together"] if row.get("bits")]
+    if len(rows) < 2 or "what" in summary:
+        return None
+    groups = {
+        "all alike": [row for row in rows if row["name"] != "allocation"],
+        "allocation": [row for row in rows if row["name"] == "allocation"],
+    }
+    lines = {
+        f"{name}, {kind}": (group, kind)
+        for name, group in groups.items()
+        for kind in ("forecast", "measured")
+    }
+    return cost_figure(lines, "bits", "Bits of an entry, on average")
+
+
+PRICE = summary_page(
+    "price",
+    files=("bill.csv", "together.csv", "allocation.csv", "check.csv"),
+    headline=price_headline,
+    table=lambda summary: templates.table(COSTS, summary["together"]),
+    content=_priced,
+)
+
+
+def _factor(row: Row) -> str:
+    """Format the factor of the perplexity, measured or by forecast."""
+    return f"× {math.exp(row['forecast' if row['measured'] is None else 'measured']):.3f}"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e6:.4g} MB"
+
+
+QUANTISED: Columns = {
+    "File": itemgetter("name"),
+    "Size": lambda row: _size(row["bytes"]),
+    "Bits a weight": _number("bits", "{:.3g}".format),
+    "Forecast KL": nats,
+    "Measured KL": lambda row: nats(row, "measured"),
+    "Perplexity": _factor,
+}
+
+
+def _quantised(folder: Path, summary: Row) -> dict[str, Any]:
+    file, *mixes = summary["files"]
+    lines = {
+        "allocations, forecast": (summary["front"], "forecast"),
+        "standard mixes, forecast": (mixes, "forecast"),
+        "standard mixes, measured": (mixes, "measured"),
+        "this file, measured": ([file], "measured"),
+    }
+    front = cost_figure(lines, "bytes", "Tensors of the file, MB")
+    return {
+        "heading": f"{summary['model']} as {Path(summary['file']).name}",
+        "front": drawn_picture(front, folder, "front"),
+        "shares": drawn_picture(bits_map(summary["shares"]), folder, "allocation"),
+    }
+
+
+def quantise_headline(summary: Row) -> tuple[str, ...]:
+    """Write the size and cost of the file, of standard mixes beside it, and its formats.
+
+    Args:
+        summary: summary.json.
+
+    Returns:
+        Sentences.
+    """
+    file, *others = summary["files"]
+    measured = [row for row in others if row["measured"] is not None]
+    beside = "; ".join(f"{row['name']} ({_size(row['bytes'])}): {_cost(row)}" for row in measured)
+    counts = ", ".join(f"{count} at {name}" for name, count in summary["counts"].items())
+    runtime = "llama.cpp" if summary["to"] == "gguf" else summary["to"]
     sentences = [
-        f"{found['saved']:.1%} fewer parameters cost {costs}{healed if found['updates'] else ''}: "
+        f"{summary['file']}: {_size(summary['size'])}, tensors {_size(file['bytes'])} "
+        f"({file['bits']:.3g} bits a weight): forecast {nats(file)} nats a token, measured "
+        f"{_cost(file)}.",
+        f"Standard files of {runtime} beside it, measured: {beside}.",
+        f"Embedding {summary['table'] or 'as it was'}; {counts}.",
+    ]
+    if "siblings" in summary:
+        sentences.append(
+            "Weights that runtimes fuse have one format; one for each would save "
+            f"{summary['siblings']:.2g} nats by the forecast."
+        )
+    return (*sentences, *told_sentences(summary))
+
+
+def _cost(row: Row) -> str:
+    return f"{nats(row, 'measured')} (perplexity {_factor(row)})"
+
+
+QUANTISE = summary_page(
+    "quantise",
+    files=("files.csv", "bill.csv", "allocation.csv", "types.txt"),
+    headline=quantise_headline,
+    table=lambda summary: templates.table(QUANTISED, summary["files"]),
+    content=_quantised,
+)
+
+REMOVALS: Columns = {
+    "Part": itemgetter("kind"),
+    "Layer": lambda row: str(row["layer"]),
+    "KL": lambda row: nats(row, "kl"),
+    "Loss": lambda row: nats(row, "loss"),
+    "Parameters": _number("parameters", "{:,}".format),
+    "Operations a token": _number("operations", "{:,.0f}".format),
+    "Cache a token": _number("cache", "{:,}".format),
+    "Nats for 1 %": _number("nats_per_percent", "{:.3g}".format),
+}
+SIZES = {
+    "parameters": ("parameters", ",.0f"),
+    "layer_parameters": ("parameters of the layers", ",.0f"),
+    "bytes": ("bytes of the weights", ",.0f"),
+    "cache": ("cache entries a token", ",.0f"),
+    "prompt": ("tokens a second, prompt", ".3g"),
+    "decoding": ("tokens a second, decoding", ".3g"),
+}
+"""Size or speed → its name and format."""
+
+
+def _removed(folder: Path, summary: Row) -> dict[str, Any]:
+    removals = summary["removals"]
+    return {
+        "heading": f"What can be taken from {summary['model']}",
+        "picture": drawn_picture(removal_map(removals, summary["depth"]), folder, "removals"),
+        "layers": [(str(row["layer"]), row["gone"]) for row in summary.get("layers", [])],
+        "cheapest": templates.table(REMOVALS, summary["cheapest"]),
+        "kinds": [_by_kind(kind, removals) for kind in _kinds(removals)],
+    }
+
+
+def simplify_headline(summary: Row) -> tuple[str, ...]:
+    """Write what was saved, its cost before and after healing and its speed, or the cheapest.
+
+    Args:
+        summary: summary.json.
+
+    Returns:
+        Sentences.
+    """
+    single = [f"One at a time: {summary['said']}."] if summary["removals"] else []
+    single += [f"Of the model, {summary['stored']}."] if summary.get("stored") else []
+    if "layers" not in summary:
+        return tuple(single)
+    before, after = summary["before"], summary["after"]
+    text = summary["texts"][0]
+    healed = ""
+    if updates := summary["updates"]:
+        healed = f", and {nats(text['healed'], 'kl')} after {updates} updates of healing"
+    costs = f"{nats(text['removed'], 'kl')} nats per token of KL{healed}"
+    sentences = [
+        f"{summary['saved']:.1%} fewer parameters cost {costs}: "
         f"perplexity {text['perplexity']:.4g} before, {text['healed']['perplexity']:.4g} after. "
         f"Measured on {text['tokens']:,} tokens that nothing was chosen by.",
-        f"Of the layers {found['layer_parameters']:.1%} of the parameters, "
-        f"{found['operations']:.1%} of the operations per token and {found['cache']:.1%} of the "
-        f"cache are gone. A prompt runs at {after['prompt'] / before['prompt']:.2f} times the "
+        f"Of the layers {summary['layer_parameters']:.1%} of the parameters, "
+        f"{summary['operations']:.1%} of the operations per token and {summary['cache']:.1%} of "
+        f"the cache are gone. A prompt runs at {after['prompt'] / before['prompt']:.2f} times the "
         f"original's tokens a second, decoding at {after['decoding'] / before['decoding']:.2f}; "
         f"{after['bytes'] / 1e6:.4g} of {before['bytes'] / 1e6:.4g} MB are left.",
     ]
-    if found["forecast"] is not None:
+    if summary["forecast"] is not None:
         sentences.append(
-            f"The prices of single removals foretold {found['forecast']:.3g} nats, before refits "
+            f"The prices of single removals foretold {summary['forecast']:.3g} nats, before refits "
             "towards the original's states."
         )
-    if "seconds" in found:
-        sentences.append(f"The refits took {duration(found['seconds'])} of processor time.")
-    return (*sentences, *alone)
+    if "seconds" in summary:
+        sentences.append(f"The refits took {duration(summary['seconds'])} of processor time.")
+    return (*sentences, *single)
 
 
-def number_rows(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Format sizes, speeds and, for each text, perplexity and KL of both models."""
-    if "before" not in found:
-        return []
-    names = {
-        "parameters": ("parameters", ",.0f"),
-        "layer_parameters": ("parameters of the layers", ",.0f"),
-        "bytes": ("bytes of the weights", ",.0f"),
-        "cache": ("cache entries a token", ",.0f"),
-        "prompt": ("tokens a second, prompt", ".3g"),
-        "decoding": ("tokens a second, decoding", ".3g"),
-    }
-    pair = (found["before"], found["after"])
-    rows = [
-        (words, format(pair[0][name], form), format(pair[1][name], form))
-        for name, (words, form) in names.items()
-    ]
-    for one in found["texts"]:
-        text = f"{one['text']}, {one['tokens']:,} tokens in windows of {one['window']}"
-        rows += [
-            (
-                f"perplexity, {text}",
-                f"{one['perplexity']:.4g}",
-                f"{one['healed']['perplexity']:.4g}",
-            ),
-            (f"KL, {text}", "", nats(one["healed"], "kl")),
+def _before_and_after(summary: Row) -> templates.Table:
+    """Tabulate sizes, speeds and, for each text, perplexity and KL of both models."""
+    rows: list[tuple[str, ...]] = []
+    if "before" in summary:
+        pair = summary["before"], summary["after"]
+        rows = [
+            (words, *(format(sizes[name], form) for sizes in pair))
+            for name, (words, form) in SIZES.items()
         ]
-    return rows
+    for text in summary["texts"] if rows else ():
+        words = f"{text['text']}, {text['tokens']:,} tokens in windows of {text['window']}"
+        healed = text["healed"]
+        perplexities = (f"{model['perplexity']:.4g}" for model in (text, healed))
+        rows += [(f"perplexity, {words}", *perplexities), (f"KL, {words}", "", nats(healed, "kl"))]
+    return ("", "Original", "Simplified"), rows
 
 
-def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
+def removal_map(rows: Sequence[Row], depth: int) -> Figure | None:
     """Draw two maps, kinds × layers, in log₁₀ nats: cost per removal, and per 1 % of parameters.
 
     Args:
@@ -313,42 +378,35 @@ def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
     }
     maps = {}
     for name, title in titles.items():
-        found = {(row["kind"], row["layer"]): templates.log10(row[name]) for row in rows}
-        known = {kind for (kind, _), value in found.items() if not math.isnan(value)}
+        values = {(row["kind"], row["layer"]): templates.log10(row[name]) for row in rows}
+        drawn = {kind for (kind, _), value in values.items() if not math.isnan(value)}
         maps[title] = {
-            kind: tuple(found.get((kind, n), math.nan) for n in range(depth))
+            kind: tuple(values.get((kind, n), math.nan) for n in range(depth))
             for kind in _kinds(rows)
-            if kind in known
+            if kind in drawn
         }
-    return templates.layer_map(maps, "log₁₀ nats")
+    return layer_map(maps, "log₁₀ nats")
 
 
-def _kinds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _kinds(rows: Sequence[Row]) -> list[str]:
     """List the kinds, in the order of the layer with most kinds."""
     counted = Counter(row["layer"] for row in rows)
     fullest = sorted(rows, key=lambda row: -counted[row["layer"]])
     return list(dict.fromkeys(row["kind"] for row in fullest))
 
 
-def _removal_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        row["kind"],
-        str(row["layer"]),
-        nats(row, "kl"),
-        nats(row, "loss"),
-        f"{row['parameters']:,}",
-        f"{row['operations']:,.0f}",
-        f"{row['cache']:,}",
-        f"{row['nats_per_percent']:.3g}",
-    )
+def _by_kind(kind: str, rows: Sequence[Row]) -> tuple[str, ...]:
+    """Write median and range of a kind's KL over layers, and what it saves."""
+    kl = [row["kl"] for row in rows if row["kind"] == kind]
+    shares = [row["share"] for row in rows if row["kind"] == kind]
+    saved = sum(shares) / len(shares)
+    return kind, f"{median(kl):.3g}", f"{min(kl):.3g} to {max(kl):.3g}", f"{saved:.2%}"
 
 
-def _by_kind(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Make one row per kind: median and range of KL over layers, and what it saves."""
-    found: list[tuple[str, ...]] = []
-    for kind in _kinds(rows):
-        own = [row for row in rows if row["kind"] == kind]
-        kl = [row["kl"] for row in own]
-        saved = sum(row["share"] for row in own) / len(own)
-        found.append((kind, f"{median(kl):.3g}", f"{min(kl):.3g} to {max(kl):.3g}", f"{saved:.2%}"))
-    return found
+SIMPLIFY = summary_page(
+    "simplify",
+    files=("removals.csv",),
+    headline=simplify_headline,
+    table=_before_and_after,
+    content=_removed,
+)

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hessblocks.conventions import AnyPath
@@ -53,17 +53,13 @@ def write_signal_figures(folder: AnyPath) -> list[Path]:
     folder = Path(folder)
     rows = read_signal(folder / "results.csv")
     signal = [
-        _panel(title, y_label, scale, [row for row in rows if row.quantity == quantity])
+        _panel(title, y_label, scale, (row for row in rows if row.quantity == quantity))
         for quantity, (title, y_label, scale) in QUANTITIES.items()
     ]
     norms = [row for row in rows if row.quantity == "gradient_norm"]
+    label = "norm of the loss gradient"
     gradients = [
-        _panel(
-            f"gradient, {role}",
-            "norm of the loss gradient",
-            "log",
-            [row for row in norms if row.role == role],
-        )
+        _panel(f"gradient, {role}", label, "log", (row for row in norms if row.role == role))
         for role in dict.fromkeys(row.role for row in norms)
     ]
     signal += [panel for panel in gradients if panel.title in GRADIENTS]
@@ -106,7 +102,7 @@ def _finite(row: SignalRow) -> float:
     return row.value if row.value is not None and math.isfinite(row.value) else math.nan
 
 
-def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[SignalRow]) -> Panel:
+def _panel(title: str, y_label: str, scale: Scaling, rows: Iterable[SignalRow]) -> Panel:
     """Draw one line per model, with the values that the axis can show; inputs precede layer 0."""
     models: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
@@ -25,7 +26,11 @@ ABSENT = "–"
 
 
 def write_page(
-    folder: AnyPath, template: str, package: str = "hessblocks.report", **content: Any
+    folder: AnyPath,
+    template: str,
+    package: str = "hessblocks.report",
+    files: Sequence[str] = (),
+    **content: Any,
 ) -> Path:
     """Write report.html into a folder; all text that is not marked as safe is escaped.
 
@@ -33,6 +38,7 @@ def write_page(
         folder: folder of the results.
         template: name of the template, which fills the blocks of base.html.
         package: package whose folder `templates` contains the template.
+        files: files with the numbers of the page, which links those that exist.
         **content: variables of the template, with `title`, `heading` and `headline`.
 
     Returns:
@@ -50,45 +56,82 @@ def write_page(
         lstrip_blocks=True,
     )
     page = Path(folder, "report.html")
-    write_text(page, templates.get_template(template).render(content))
+    files = [name for name in files if Path(folder, name).exists()]
+    write_text(page, templates.get_template(template).render(content, files=files))
     return page
 
 
-def write_summary_page(
-    folder: AnyPath, command: str, content: Callable[[Path, dict[str, Any]], dict[str, Any]]
-) -> Path:
-    """Write figures and report.html of a folder from its summary.json.
+Row = TypeVar("Row")
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""Headings and rows."""
+
+
+def table(columns: Mapping[str, Callable[[Row], str]], rows: Iterable[Row]) -> Table:
+    """Make headings and cells of rows; `columns` maps each heading to its cell in a row."""
+    return tuple(columns), [tuple(cell(row) for cell in columns.values()) for row in rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPage:
+    """Page of a command, and what the terminal shows of its results."""
+
+    write: Callable[[AnyPath], Path]
+    """Writes figures/*.png, figures/*.svg and report.html of a folder, from its files alone."""
+    lines: Callable[[Any], list[Table | str]]
+    """Makes sentences and tables for the terminal."""
+    summary: Callable[[Any], dict[str, Any]] = dict
+    """Makes the JSON object of the results, with their folder as `out`."""
+
+
+def summary_page(
+    command: str,
+    files: Sequence[str],
+    headline: Callable[[Mapping[str, Any]], tuple[str, ...]],
+    table: Callable[[Mapping[str, Any]], Table],
+    content: Callable[[Path, Mapping[str, Any]], dict[str, Any]],
+) -> RunPage:
+    """Make the page of a command that writes summary.json.
 
     Args:
-        folder: folder of the command, finished or not.
         command: name of the command and of its template.
-        content: makes the variables of the template from the folder and summary.json.
+        files: files with the numbers of the page, which links them if they exist.
+        headline: makes sentences from summary.json.
+        table: makes the main table.
+        content: draws figures into the folder, and makes further variables of the template.
 
     Returns:
-        The path of report.html.
-
-    Raises:
-        RunError: a file is missing or damaged.
+        The page; its `write` raises `RunError` where a file is missing or damaged.
     """
-    folder = Path(folder)
-    results = read_object(folder / "summary.json")
-    config, environment = (
-        read_object(folder / f"{name}.json") for name in ("config", "environment")
-    )
-    try:
-        return write_page(
-            folder,
-            f"{command}.html",
-            title=f"hessblocks {command}: {results['model']}",
-            found=results,
-            settings=[*setting_rows(config), *environment_rows(environment)],
-            **content(folder, results),
+
+    def write(folder: AnyPath) -> Path:
+        folder = Path(folder)
+        results, config, environment = (
+            read_object(folder / f"{name}.json") for name in ("summary", "config", "environment")
         )
-    except (KeyError, TypeError, UndefinedError) as error:
-        fault = f"no {error}" if isinstance(error, KeyError) else error
-        raise RunError(
-            f"{folder}: damaged ({fault}); run the same `hessblocks {command}` again."
-        ) from error
+        try:
+            return write_page(
+                folder,
+                f"{command}.html",
+                title=f"hessblocks {command}: {results['model']}",
+                headline=headline(results),
+                table=table(results),
+                found=results,
+                files=files,
+                settings=config,
+                environment=environment,
+                **content(folder, results),
+            )
+        except (KeyError, TypeError, UndefinedError) as error:
+            fault = f"no {error}" if isinstance(error, KeyError) else error
+            raise RunError(
+                f"{folder}: damaged ({fault}); run the same `hessblocks {command}` again."
+            ) from error
+
+    def lines(results: Mapping[str, Any]) -> list[Table | str]:
+        columns, rows = table(results)
+        return [*headline(results), *([(columns, rows)] if rows else [])]
+
+    return RunPage(write=write, lines=lines)
 
 
 def layer_map(maps: Mapping[str, Mapping[str, tuple[float, ...]]], label: str) -> Figure | None:
@@ -126,12 +169,12 @@ def inlined(picture: bytes) -> str:
 
 
 def drawn_picture(
-    figure: Figure | Drawn, folder: AnyPath, name: str, phone: Drawn | None = None
+    figure: Figure | Drawn | None, folder: AnyPath, name: str, phone: Drawn | None = None
 ) -> list[str]:
     """Draw a figure to figures/<name>.png and .svg of a folder, and encode it for its page.
 
     Args:
-        figure: figure as data, or a figure of matplotlib.
+        figure: figure as data, or a figure of matplotlib; None draws nothing.
         folder: folder of the page.
         name: file name without suffix.
         phone: version for phones, if `figure` is a figure of matplotlib.
@@ -142,6 +185,8 @@ def drawn_picture(
     Raises:
         RunError: a file cannot be written.
     """
+    if figure is None:
+        return []
     from hessblocks.drawing import draw, page_picture, write_picture  # importing matplotlib is slow
 
     if isinstance(figure, Figure):
@@ -159,22 +204,3 @@ def shown_figure(figure: Figure, folder: AnyPath) -> dict[str, Any]:
         "caption": Markup(page_text(figure.caption)),
         "picture": drawn_picture(figure, folder, figure.name),
     }
-
-
-def setting_rows(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Flatten nested settings to rows (dotted name, value)."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from setting_rows(value, f"{prefix}{name}.")
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            yield f"{prefix}{name}", ", ".join(map(str, value))
-        else:
-            yield f"{prefix}{name}", ABSENT if value is None else str(value)
-
-
-def environment_rows(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield versions and hardware as rows (name, value), with memory in gigabytes."""
-    memory = values.get("memory")
-    if isinstance(memory, int):
-        values = {**values, "memory": f"{memory / 1e9:.1f} GB"}
-    yield from setting_rows(values)

@@ -59,7 +59,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 def calls(
     model: nn.Module, modules: list[nn.Module], batch: Inputs
-) -> tuple[list[ModuleCall], Any]:
+) -> tuple[dict[nn.Module, ModuleCall], Any]:
     """Run the model once.
 
     Args:
@@ -85,7 +85,7 @@ def calls(
             handle = module.register_forward_hook(note, with_kwargs=True)
             stack.callback(handle.remove)
         output = model(**batch)
-    return [recorded[module] for module in modules], output
+    return recorded, output
 
 
 @contextmanager

@@ -75,9 +75,14 @@ class Format:
         """
         if not self.fits(weight.shape):
             raise ArgumentError(f"{self.name}: does not fit a tensor of {tuple(weight.shape)}")
-        rows = weight.detach().float().cpu().reshape(-1, weight.shape[-1]).contiguous()
-        found = self.unpack(self.pack(rows, importance), rows.shape)
-        return found.view(weight.shape).to(weight.device)
+        rows = as_rows(weight)
+        unpacked = self.unpack(self.pack(rows, importance), rows.shape)
+        return unpacked.view(weight.shape).to(weight.device)
+
+
+def as_rows(weight: Float[Tensor, "... width"]) -> Float[Tensor, "rows width"]:
+    """View a weight as what formats pack: rows in float32 on the CPU."""
+    return weight.detach().float().cpu().reshape(-1, weight.shape[-1]).contiguous()
 
 
 def library(name: str, why: str) -> Any:

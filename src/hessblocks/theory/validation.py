@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.theory.heads import HeadNorm, HeadRotation
+from hessblocks.theory.head_vectors import HeadNorm, HeadRotation
 from hessblocks.theory.outer import TokenCurvature
 from hessblocks.theory.piecewise import GAINS
 
@@ -26,29 +26,19 @@ def check_input(x: Float[Tensor, "... L D"]) -> Float[Tensor, "B L D"]:
         ArgumentError: not a tensor of two or three axes in single or double precision, empty, or
             not finite.
     """
-    check_floating("x", x)
-    if x.dtype not in (torch.float32, torch.float64):
+    half = isinstance(x, Tensor) and x.is_floating_point() and x.dtype.itemsize < 4
+    if half:  # first, since 8-bit floats cannot even be checked for NaN
         raise ArgumentError(
             f"x: expected float32 or float64, got {x.dtype}: third powers of the inputs do not fit "
             "into half precision; use x.float()"
         )
+    x = check_tensor("x", x, x)
     if x.ndim not in (2, 3) or x.numel() == 0:
         raise ArgumentError(
             "x: expected (batch, tokens, width) or (tokens, width), none of them 0, "
             f"got {tuple(x.shape)}"
         )
-    x = check_tensor("x", x, x)
     return x if x.ndim == 3 else x[None]
-
-
-def check_floating(name: str, tensor: object) -> None:
-    """Check that `tensor` is a floating-point tensor.
-
-    Raises:
-        ArgumentError: it is not.
-    """
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        raise ArgumentError(f"{name}: expected a floating-point tensor, got {_kind(tensor)}")
 
 
 def check_tensor(
@@ -62,7 +52,8 @@ def check_tensor(
     Raises:
         ArgumentError: it is not; the message names the first entry that is not finite.
     """
-    check_floating(name, tensor)
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        raise ArgumentError(f"{name}: expected a floating-point tensor, got {_kind(tensor)}")
     if tensor.dtype != like.dtype or tensor.device != like.device:
         raise ArgumentError(
             f"{name}: expected {like.dtype} on {like.device} as x is, "

@@ -93,7 +93,7 @@ class RunFolder:
             raise ArgumentError(
                 f"--out: {self.path} is not empty and holds no run; choose a new or empty folder."
             )
-        if not self.config.exists():
+        else:
             storage.write_json(self.config, config)
         storage.keep_environment(self.environment)
 

@@ -18,6 +18,7 @@ from hessblocks import training
 from hessblocks.data import BIGRAMS, BigramTable, Corpus
 from hessblocks.errors import RunError
 from hessblocks.models import build
+from hessblocks.settings import RunSettings
 from hessblocks.storage import Row, Scalar, environment
 from hessblocks_studies.data import TextSize, run_of_size, text_of
 from hessblocks_studies.engine import Scale, Study, capture_steps
@@ -37,7 +38,7 @@ Change = Callable[[training.RunTrainer], None]
 
 def train(
     model: PreTrainedModel,
-    settings: training.RunSettings,
+    settings: RunSettings,
     corpus: Corpus,
     observer: Observer | None = None,
     change: Change | None = None,
@@ -344,7 +345,7 @@ def level(settings: BlockSettings, loss: float, tokens: int) -> list[Row]:
     ]
 
 
-def run_settings(settings: TrainedSettings) -> training.RunSettings:
+def run_settings(settings: TrainedSettings) -> RunSettings:
     """Return the training settings of a point."""
     return run_of_size(
         settings.size,

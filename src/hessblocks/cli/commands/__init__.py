@@ -1,14 +1,9 @@
-"""One file per command."""
+"""Commands, in one file where their options are alike."""
 
-from hessblocks.cli.commands.compare import compare
-from hessblocks.cli.commands.curvature import curvature
-from hessblocks.cli.commands.demo import demo
 from hessblocks.cli.commands.presets import presets
-from hessblocks.cli.commands.price import price
-from hessblocks.cli.commands.quantise import quantise
+from hessblocks.cli.commands.pretrained import curvature, price, quantise, simplify
 from hessblocks.cli.commands.report import report
 from hessblocks.cli.commands.signal import signal
-from hessblocks.cli.commands.simplify import simplify
-from hessblocks.cli.commands.train import train
+from hessblocks.cli.commands.training import compare, demo, train
 
 COMMANDS = (quantise, price, simplify, curvature, signal, compare, train, presets, demo, report)

@@ -32,24 +32,11 @@ def report(
     Missing results are listed here and on the page.
     """
     kinds = {folder: kind_of(folder) for folder in folders}
-    for folder in folders:
-        _refuse_model(folder)
     written = [kind.write_page(folder) for folder, kind in kinds.items()]
     pages, lacking = [page for page, _ in written], [line for _, lines in written for line in lines]
     summary = {"command": "report", "reports": list(map(str, pages)), "missing": lacking}
     lines = [*(f"missing {line}" for line in lacking), *(f"report  {page}" for page in pages)]
     print(json.dumps(summary) if screen.json else "\n".join(map(printable, lines)))
-
-
-def _refuse_model(folder: Path) -> None:
-    """Refuse to write a page into a saved model, where it would be a foreign file."""
-    from hessblocks.storage import MANIFEST
-
-    if (folder / MANIFEST).is_file():
-        raise ArgumentError(
-            f"DIR: {folder} is a saved model or a checkpoint, which has no page; give the folder "
-            "of its run."
-        )
 
 
 def kind_of(folder: Path) -> FolderKind:
@@ -59,14 +46,19 @@ def kind_of(folder: Path) -> FolderKind:
         A kind of another distribution, or the kind of our own runs.
 
     Raises:
-        ArgumentError: no command wrote the folder, or the distribution of its command is not
-            installed.
+        ArgumentError: no command wrote the folder, it is a saved model, or the distribution of its
+            command is not installed.
         RunError: the folder cannot be read.
     """
-    from hessblocks.storage import refuse_links
+    from hessblocks.storage import MANIFEST, refuse_links
 
     refuse_links(folder)
     try:
+        if (folder / MANIFEST).is_file():
+            raise ArgumentError(
+                f"DIR: {folder} is a saved model or a checkpoint, which has no page; give the "
+                "folder of its run."
+            )
         ours = FolderKind(holds=_is_run, write_page=_run_page)
         kinds: list[FolderKind] = [*load_all(FOLDERS).values(), ours]
         for kind in kinds:
@@ -98,15 +90,10 @@ def _is_run(folder: Path) -> bool:
 
 def _run_page(folder: Path) -> tuple[Path, list[str]]:
     """Write the page of a run; return its path and no missing parts."""
-    from hessblocks import report as pages
+    from hessblocks.report import PAGES, write_report
     from hessblocks.storage import held, read_object
 
-    writers = {
-        "curvature": pages.write_curvature_report,
-        "price": pages.write_price_report,
-        "quantise": pages.write_quantise_report,
-        "simplify": pages.write_simplify_report,
-    }
     with held(folder):
         command = str(read_object(folder / "config.json").get("command"))
-        return writers.get(command, pages.write_report)(folder), []
+        write = PAGES[command].write if command in PAGES else write_report
+        return write(folder), []

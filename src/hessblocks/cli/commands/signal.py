@@ -50,11 +50,12 @@ def signal(
     """
     settings.check_heads([*presets, *(name for name in models or [] if checks.PREFIX in name)])
     checks.check_length(settings.data, settings.sequences, settings.tokens)
-    from hessblocks.cli.terminal import described, lines, make_progress, show
+    from hessblocks.cli.signal_screen import described, lines
+    from hessblocks.cli.terminal import ScreenProgress, show
     from hessblocks.inspection import measure_signal
     from hessblocks.report import write_signal_figures
 
-    start, progress = time.perf_counter(), make_progress()
+    start, progress = time.perf_counter(), ScreenProgress()
     with contextlib.redirect_stdout(sys.stderr):
         rows = measure_signal(
             [*(models or []), *(f"preset:{name}" for name in presets)],

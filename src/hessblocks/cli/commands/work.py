@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from hessblocks.cli import terminal
 from hessblocks.cli.interruption import interruptible
 from hessblocks.cli.options import WORDS
 from hessblocks.data import load_corpus
 from hessblocks.errors import RunError
-from hessblocks.report import Comparison, compare_results, summary, write_report
+from hessblocks.report import Comparison, RunPage, Table, compare_results, summary, write_report
 from hessblocks.settings import DataSettings, SharedSettings
 from hessblocks.storage import COMMAND, load_results, write_json
 
@@ -21,10 +19,10 @@ def carry_out(
     work: Callable[..., None],
     settings: SharedSettings,
     out: Path,
-    *,
     text: DataSettings,
+    following: str,
+    *,
     as_json: bool,
-    hint: Callable[[Comparison], str],
 ) -> None:
     """Load the data, train, write the report, and print the results.
 
@@ -33,13 +31,13 @@ def carry_out(
         settings: settings of the training.
         out: run folder.
         text: settings of the training text.
+        following: command that is suggested next.
         as_json: print one JSON object instead of the table.
-        hint: makes the command that is suggested next, from the results.
 
     Raises:
         RunError: every run diverged.
     """
-    start, progress = time.perf_counter(), terminal.make_progress()
+    start, progress = time.perf_counter(), terminal.ScreenProgress()
 
     def finish(folder: Path) -> None:
         write_json(folder / COMMAND, {"words": list(WORDS.get())})
@@ -57,7 +55,7 @@ def carry_out(
     terminal.show(
         summary(comparison, seconds=seconds),
         [*_lines(comparison), f"{seconds:.0f} s: {', '.join(shares)}"],
-        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint(comparison)}"])],
+        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {following}"])],
         as_json=as_json,
         width=terminal.WIDE,
     )
@@ -71,30 +69,21 @@ def carry_out(
         raise RunError(f"every run diverged ({'; '.join(where)}). Try a lower --learning-rate.")
 
 
-def measure_in_folder(
-    measure: Callable[..., Any],
-    write_page: Callable[[Path], Path],
-    lines: Callable[[Any], list[Table | str]],
-    *,
-    as_json: bool,
-    summarise: Callable[[Any], dict[str, Any]] = dict,
-) -> None:
+def measure_in_folder(measure: Callable[..., Any], page: RunPage, *, as_json: bool) -> None:
     """Measure in a folder, write its page, and print the results.
 
     Args:
         measure: does the work; it takes `progress`, and `finish` to call at the end.
-        write_page: writes report.html into the folder.
-        lines: makes texts and tables for the terminal, from the results of `measure`.
-        as_json: print one JSON object instead of them.
-        summarise: makes that object, with its folder as `out`, from the results.
+        page: page of the folder, and what the terminal shows of it.
+        as_json: print one JSON object instead of tables.
     """
-    start, progress = time.perf_counter(), terminal.make_progress()
+    start, progress = time.perf_counter(), terminal.ScreenProgress()
     with interruptible():
-        results = measure(progress=progress, finish=progress.stage("report")(write_page))
-    seconds, summarised = time.perf_counter() - start, summarise(results)
+        results = measure(progress=progress, finish=progress.stage("report")(page.write))
+    seconds, summarised = time.perf_counter() - start, page.summary(results)
     terminal.show(
         {**summarised, "seconds": round(seconds, 3)},
-        lines(results),
+        page.lines(results),
         [f"{seconds:.0f} s", "", f"report  {Path(summarised['out'], 'report.html')}"],
         as_json=as_json,
     )

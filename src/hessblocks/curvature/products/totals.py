@@ -13,11 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import Part
-from hessblocks.curvature.closed import Sum
+from hessblocks.curvature.closed import Sum, Unplanned
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products.derivatives import check_guard
 from hessblocks.curvature.products.graph import BatchGraph, Pulled
-from hessblocks.curvature.products.passes import Unplanned
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.single import ForwardMode, needs_plan, whole_graphs
 from hessblocks.errors import RunError
@@ -70,16 +69,12 @@ def total_products(
     Raises:
         RunError: a loss or a product is not finite, or the memory is full.
     """
+    if not needs_plan(problem, len(vectors)):
+        with suppress(Unplanned), problem.alone():
+            return _add_up(problem, vectors, block, planned=False)
     with problem.computing():
-        products = None
-        if not needs_plan(problem, len(vectors)):
-            with suppress(Unplanned):
-                products = _add_up(problem, vectors, block, planned=False)
-        if products is None:
-            say_precision(problem)
-            products = _add_up(problem, vectors, block)
-        check_products(vectors, block.rows, products)
-        return products
+        say_precision(problem)
+        return _add_up(problem, vectors, block)
 
 
 def squared_products(
@@ -184,30 +179,24 @@ def _add_up(
     if planned and not problem.plan.passes:
         total.zero_()
     try:
+        graphs: Iterable[BatchGraph | ForwardMode]
         if planned:
             names = {*block.rows.parameters, *block.columns.parameters}
             check_guard(problem, problem.plan.guard, names)
-        graphs = _graphs if planned else whole_graphs
-        for number, graph in enumerate(graphs(problem, involved, block.parts)):
+            split = list(block.parts) != ["full"]  # only H_o and H_f need a constant r
+            fresh = (BatchGraph(problem, b, involved, split=split) for b in problem.plan.passes)
+            graphs = problem.graphs((involved, split), fresh)
+        else:
+            graphs = whole_graphs(problem, involved, block.parts)
+        for number, graph in enumerate(graphs):
             _collect(total, graph, vectors.contiguous(), block, add=number > 0)
     except Exception:
         problem.processes.fail(total)
         raise
     problem.processes.total(total)
-    return dict(zip(block.parts, total.to(vectors.dtype), strict=True))
-
-
-def _graphs(
-    problem: Problem, names: tuple[str, ...], parts: Sequence[Part]
-) -> Iterable[BatchGraph]:
-    """Return the graph of each microbatch.
-
-    Inside of `kept` they are cached, if the plan allows, until other parameters or parts are
-    needed. Otherwise one graph at a time is in memory.
-    """
-    split = list(parts) != ["full"]  # only H_o and H_f need a constant r
-    fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)
-    return problem.graphs((names, split), fresh)
+    products = dict(zip(block.parts, total.to(vectors.dtype), strict=True))
+    check_products(vectors, block.rows, products)
+    return products
 
 
 def _collect(

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from hessblocks.cli.terminal.console import plain_table
+from hessblocks.cli.terminal import plain_table
 from hessblocks.report import SIGNAL_QUANTITIES, number
 
 SHOWN = 8

@@ -1,0 +1,117 @@
+"""Commands that measure a saved model in a run folder: quantise, price, simplify, curvature."""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from hessblocks import settings
+from hessblocks.cli import checks, options
+
+
+@options.taking
+def quantise(
+    source: options.Model,
+    file: Annotated[Path, Parameter(name="FILE", help="GGUF file or folder to write.")],
+    /,
+    *,
+    data: options.Text,
+    settings: settings.QuantisingSettings,
+    out: Annotated[Path | None, options.out_of("quantise-MODEL")] = None,
+    device: options.Device = "auto",
+    screen: options.Screen,
+) -> None:
+    """Quantise a model into a file of a given size, at the least KL divergence, and measure it."""
+    settings.check_file(file)
+    checks.check_length(data, settings.sequences, settings.tokens)
+    from hessblocks import inspection, report
+    from hessblocks.cli.commands.work import measure_in_folder
+
+    run = {"out": out, "device": device, **asdict(settings)}
+    measure = partial(inspection.measure_quantise, source, data, file, **run)
+    measure_in_folder(measure, report.PAGES["quantise"], as_json=screen.json)
+
+
+@options.taking
+def price(
+    source: options.Model,
+    /,
+    *,
+    data: options.Text,
+    settings: settings.PricingSettings,
+    out: Annotated[Path | None, options.out_of("price-MODEL")] = None,
+    device: options.Device = "auto",
+    screen: options.Screen,
+) -> None:
+    """Forecast the cost of weight changes in nats per token, check it, and allocate bits."""
+    settings.check_chosen()
+    checks.check_length(data, settings.sequences, settings.tokens)
+    from hessblocks import inspection, report
+    from hessblocks.cli.commands.work import measure_in_folder
+
+    run = {"out": out, "device": device, **asdict(settings)}
+    measure = partial(inspection.measure_price, source, data, **run)
+    measure_in_folder(measure, report.PAGES["price"], as_json=screen.json)
+
+
+@options.taking
+def simplify(
+    source: Annotated[
+        options.Model,
+        Parameter(
+            help=f"{options.SAVED}: Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX, or a model of "
+            "blocks."
+        ),
+    ],
+    /,
+    *,
+    data: options.Text,
+    settings: settings.SimplifySettings,
+    out: Annotated[Path | None, options.out_of("simplify-MODEL")] = None,
+    device: options.Device = "auto",
+    screen: options.Screen,
+) -> None:
+    """Measure the cost of removing each part of a model, remove the cheapest, refit the rest."""
+    checks.check_length(data, settings.sequences, settings.tokens)
+    from hessblocks import report
+    from hessblocks.cli.commands.work import measure_in_folder
+    from hessblocks.simplify import simplify_model
+
+    run = {"out": out, "device": device, **asdict(settings)}
+    measure_in_folder(
+        partial(simplify_model, source, data, **run), report.PAGES["simplify"], as_json=screen.json
+    )
+
+
+@options.taking
+def curvature(
+    source: Annotated[
+        str,
+        options.checked(
+            checks.models,
+            name="MODEL",
+            help="A folder that save_pretrained wrote, a GGUF file, a name in the local Hugging "
+            "Face cache, or preset:NAME for a block of `hessblocks presets` at initialisation.",
+        ),
+    ],
+    /,
+    *,
+    settings: settings.CurvatureInspection,
+    out: Annotated[Path, options.out_of("curvature-MODEL")] = Path("runs", "curvature-{model}"),
+    device: options.Device = "auto",
+    screen: options.Screen,
+) -> None:
+    """Measure norms, map and eigenvalues of the Hessian, by layer and role.
+
+    --depth to --vocab-size are for presets.
+    """
+    settings.check_heads([source] if source.startswith(checks.PREFIX) else [])
+    checks.check_length(settings.data, settings.sequences, settings.tokens)
+    from hessblocks import inspection, report
+    from hessblocks.cli.commands.work import measure_in_folder
+
+    run = {"out": out, "device": device, **asdict(settings)}
+    measure = partial(inspection.measure_curvature, source, **run)
+    measure_in_folder(measure, report.PAGES["curvature"], as_json=screen.json)
