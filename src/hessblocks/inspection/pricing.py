@@ -142,7 +142,7 @@ def measure_price(
         if not summary:
             summary = {"command": "price", "model": subject.name, "told": told}
             summary |= {"changes": len(bill), "asked": settings.allocate}
-            other = in_pieces(subject.model, held_out)
+            other = in_pieces(subject.model, held_out) if settings.check else None
             summary |= _summary(bill, other, settings, folder, progress)
             storage.write_json(folder / "summary.json", summary)
         if finish:
@@ -397,7 +397,11 @@ def stored_weights(source: str, names: Sequence[str]) -> dict[str, Float[Tensor,
 
 
 def _summary(
-    bill: Bill, held_out: Problem, settings: PricingSettings, folder: Path, progress: Progress
+    bill: Bill,
+    held_out: Problem | None,
+    settings: PricingSettings,
+    folder: Path,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Sum prices, allocate bits, check forecasts, and write the tables."""
     sets: dict[str, tuple[str, ...]] = {}
