@@ -464,7 +464,7 @@ def speeds(data: Data) -> str:
 
 
 def rungs(data: Data, phase: str, place: str) -> str:
-    """Gaps to the base at every rung of a phase of the ladder, and the range of one new seed."""
+    """Gaps to the base at every rung of a phase of the first ladder, and the range of one new seed."""
     lines = [line for line in data["tables"]["gaps"] if line["phase"] == phase]
     if not lines:
         return "(not measured)\n"
@@ -550,7 +550,7 @@ TABLES = (
     *_tables("comparison.md", "speed", speeds=speeds),
     *_tables(
         "comparison.md",
-        "ladder",
+        "ladder-first",
         sizes=partial(rungs, phase="widths", place="parameters of pre-LN"),
         tokens=partial(rungs, phase="tokens", place="tokens per parameter"),
         depths=partial(rungs, phase="depths", place="layers"),

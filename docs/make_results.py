@@ -25,7 +25,7 @@ from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.figures import read_figure
 from hessblocks.storage import read_object, write_json, write_text
 from hessblocks_studies import find, names
-from hessblocks_studies.catalogue import FINISHED, FINISHED_AT
+from hessblocks_studies.catalogue import FINISHED, REPLACED
 from hessblocks_studies.gallery import (
     StudySection,
     load_section,
@@ -35,8 +35,6 @@ from hessblocks_studies.gallery import (
 )
 
 DOCS = Path(__file__).parent
-OF_EDITED_CODE = ("ladder", "simplify-pretrained")
-"""Studies measured before results needed a commit; their pages say so."""
 PICTURES = "results"
 PLANS = DOCS / PICTURES / "plans"
 """Rules of finished studies."""
@@ -109,18 +107,29 @@ def main(runs: Path, target: Path = DOCS) -> None:
 
 
 def undecided(folder: Path) -> str:
-    """Count undecided facts of living studies, all those of superseded ones; name the worst."""
+    """Count undecided facts of living studies, and of all; name the living ones with most.
+
+    Living is a study whose code is in the current version. All facts of a superseded page count as
+    undecided.
+    """
     told = {name: read_object(folder / f"{name}.json")["checks"] for name in there(folder)}
-    living = {name: checks for name, checks in told.items() if name not in FINISHED}
-    old = {name for name in living if SUPERSEDED in (folder / f"{name}.md").read_text("utf-8")}
+    sizes = {name: len(checks) for name, checks in told.items()}
+    old = {name for name in told if SUPERSEDED in (folder / f"{name}.md").read_text("utf-8")}
     counts = {
-        name: len(checks) if name in old else sum(check["holds"] is None for check in checks)
-        for name, checks in living.items()
+        name: sizes[name] if name in old else sum(check["holds"] is None for check in checks)
+        for name, checks in told.items()
     }
-    facts, most = sum(map(len, living.values())), sorted(counts, key=lambda name: -counts[name])
-    share = sum(counts.values()) / max(facts, 1)
-    named = ", ".join(f"{name} {counts[name]} of {len(living[name])}" for name in most[:5])
-    return f"undecided: {sum(counts.values())} of {facts} facts, {share:.0%}; most in {named}"
+    living = [name for name in told if name not in FINISHED]
+    shares = []
+    for group in (living, told):
+        count, facts = (sum(each[name] for name in group) for each in (counts, sizes))
+        shares.append(f"{count} of {facts} ({count / max(facts, 1):.1%})")
+    most = sorted(living, key=lambda name: -counts[name])[:5]
+    named = ", ".join(f"{name} {counts[name]} of {sizes[name]}" for name in most)
+    return (
+        f"Undecided facts: {shares[0]} of living studies, whose code is in this version; {shares[1]} "
+        f"with finished and replaced ones. Most in {named}."
+    )
 
 
 def there(folder: Path) -> list[str]:
@@ -136,7 +145,7 @@ def check_commits(sections: Iterable[StudySection]) -> None:
     """
     for section in sections:
         commit = section.environment.get("commit")
-        if section.name not in OF_EDITED_CODE and (not commit or commit.endswith("-dirty")):
+        if not commit or commit.endswith("-dirty"):
             raise ArgumentError(
                 f"RUNS: {section.name} was measured by code that is in no commit "
                 f"({commit or 'no checkout'}); commit first, then measure it anew."
@@ -191,6 +200,7 @@ def write_index(target: Path, shown: Mapping[str, StudySection]) -> None:
         lines[group].append(item(folder, name, summary, old=old))
     parts = [
         HEAD,
+        undecided(folder) + "\n",
         missing(shown.values(), there(folder)),
         *("\n".join([f"## {group}", "", *own, ""]) for group, own in lines.items() if own),
     ]
@@ -201,7 +211,8 @@ def item(folder: Path, name: str, summary: Mapping[str, Any], *, old: bool) -> s
     """One study of the index: its picture, its finding, its verdicts."""
     verdicts = {check["holds"] for check in summary["checks"]}
     told = "superseded" if old else next(words for key, words in TOLD if key in verdicts)
-    told = f"finished; {told}" if name in FINISHED else told
+    if name in FINISHED:
+        told = f"{'replaced' if name in REPLACED else 'finished'}; {told}"
     place, picture = f"{PICTURES}/{name}.md", f"{PICTURES}/{name}-small.png"
     shown = f"[![{name}]({picture})]({place}) " if (folder / f"{name}-small.png").exists() else ""
     return f"- {shown}[{name}]({place}): {FINDINGS[name]} *{summary['source']}; {told}.*"
@@ -225,11 +236,14 @@ SUPERSEDED = (
 
 
 def finished(name: str) -> str:
-    """The sentence at the top of a finished study's page."""
+    """The sentence at the top of a finished or replaced study's page."""
+    why = "**Finished**: this study has its verdict"
+    if name in REPLACED:
+        why = f"**Replaced**: {REPLACED[name]}; what is said below was measured all the same"
     plan = next(path for path in PLANS.glob("*.md") if f"\n## {name}\n" in path.read_text("utf-8"))
     return (
-        "**Finished**: this study has its verdict, and its code is no longer in the current version. "
-        f"`git checkout {FINISHED_AT}` in a clone brings it back, and the command below then measures it again; "
+        f"{why}, and its code is no longer in the current version. "
+        f"`git checkout {FINISHED[name]}` in a clone brings it back, and the command below then measures it again; "
         f"[plan](plans/{plan.name}#{name})."
     )
 

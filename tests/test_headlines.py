@@ -74,9 +74,9 @@ PLANTED: dict[str, tuple[str, Callable[[str], str], str]] = {
         "README.md: 'All is well.** So.' has no frame",
     ),
     "one seed": (
-        "docs/results/ladder.json",
+        "docs/results/ladder-first.json",
         lambda text: json.dumps(json.loads(text) | {"settings": {"seed": [0]}}),
-        "studies.ladder: rests on one seed of ladder and does not say so",
+        "studies.ladder-first: rests on one seed of ladder-first and does not say so",
     ),
     "an open question told as an answer": (
         "docs/headlines.toml",

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from hessblocks.errors import RunError
-from hessblocks.storage.locks import HOLDER, held
+from hessblocks.storage.manifest import HOLDER, held
 
 HOLD = """
 import sys
 from pathlib import Path
-from hessblocks.storage.locks import held
+from hessblocks.storage.manifest import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

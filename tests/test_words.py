@@ -107,7 +107,7 @@ def test_the_answers_of_comparison_have_the_numbers_of_their_study() -> None:
     text = answer("docs/comparison.md")
     assert "SAS ends {} nats above pre-LN and SAS-P {},".format(*list(gaps.values())[:2]) in text
     assert "SAS is {} and SAS-P {} nats below pre-LN".format(*list(gaps.values())[2:]) in text
-    rungs = json.loads(read("docs/results/ladder.json"))
+    rungs = json.loads(read("docs/results/ladder-first.json"))
     sizes = [
         line["gap"]
         for line in rungs["tables"]["gaps"]

@@ -15,16 +15,13 @@ import time
 from pathlib import Path
 
 from hessblocks_studies.blocks_paper.speed import FASTEST, TOKEN_TIME
-from hessblocks_studies.pretrained.simplify_pretrained import RATIO, SPEED
 from hessblocks_studies.shared.step_times import STEP_TIME
 
 MAIN = "import sys; from hessblocks.cli import main; sys.exit(main())"
 CLOCKED = {"value", "standard_error"}
 """Columns that may differ in rows of measured seconds."""
-SECONDS = (
-    *(kind + name for kind in ("", FASTEST) for name in (STEP_TIME, TOKEN_TIME, "answer_time")),
-    SPEED,
-    RATIO,
+SECONDS = tuple(
+    kind + name for kind in ("", FASTEST) for name in (STEP_TIME, TOKEN_TIME, "answer_time")
 )
 """Quantities of those rows."""
 

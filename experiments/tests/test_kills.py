@@ -10,9 +10,9 @@ import pytest
 
 from experiments.tests import toy
 from experiments.tests.kills import differences, killed_and_finished, reproduce, stored, unclocked
+from hessblocks_studies.blocks_paper.speed import TOKEN_TIME
 from hessblocks_studies.catalogue import names
 from hessblocks_studies.engine import POINTS
-from hessblocks_studies.pretrained.simplify_pretrained import SPEED
 from hessblocks_studies.shared.step_times import STEP_TIME
 
 
@@ -43,7 +43,7 @@ def test_differences_are_seen(tmp_path: Path, spoil, said: list[str]) -> None:
 def test_measured_seconds_are_no_difference_where_all_rows_of_a_point_are_of_them() -> None:
     records = [
         {"common": {"quantity": quantity}, "rows": [{"variant": "sas", "value": value}]}
-        for quantity in (STEP_TIME, SPEED, "validation_loss")
+        for quantity in (STEP_TIME, TOKEN_TIME, "validation_loss")
         for value in (1.0, 2.0)
     ]
     found = [unclocked(record) for record in records]

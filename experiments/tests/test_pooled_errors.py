@@ -12,7 +12,7 @@ from scipy import stats
 from hessblocks.storage import Scalar
 from hessblocks_studies.engine import Check
 from hessblocks_studies.shared import differences
-from hessblocks_studies.shared.differences import MOST_SEEDS, apart, difference, undecided
+from hessblocks_studies.shared.differences import combined, difference
 from hessblocks_studies.shared.gathering import allowed_for
 from hessblocks_studies.shared.pooled_errors import Residual, Values, pooled_error
 
@@ -172,11 +172,13 @@ def test_blocks_with_another_variance_have_their_own_errors() -> None:
 
 def test_differences_of_other_runs_add_their_errors() -> None:
     sure = difference({"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {0: 0.5, 1: 1.0, 2: 2.9}}, "a", "b")
-    twice = apart(sure, replace(sure, mean=0.1))
+    twice = combined([(1.0, sure), (-1.0, replace(sure, mean=0.1))])
     assert twice.mean == pytest.approx(sure.mean - 0.1)
     assert twice.error == pytest.approx(sure.error * math.sqrt(2))
-    assert twice.whole_freedom == pytest.approx(4)
-    assert apart(sure, replace(sure, seeds=1)).p_value(0.0) is None
+    assert twice.whole_freedom == pytest.approx(2)  # one pooled error
+    apart = combined([(1.0, replace(sure, own=True)), (-1.0, sure)])
+    assert apart.whole_freedom == pytest.approx(4)
+    assert combined([(1.0, sure), (1.0, replace(sure, seeds=1))]).p_value(0.0) is None
 
 
 def test_a_new_seed_lies_in_its_interval_in_95_percent_of_cases() -> None:
@@ -205,43 +207,3 @@ def test_verdicts_are_allowed_for_by_their_number() -> None:
     void = check(0.001).void("void")
     assert (void.holds, void.p_value, void.void("void").ours) == (None, None, "1; void")
     assert [one.holds for one in allowed_for([check(0.04), void])] == [True, None]
-
-
-@LONG
-@pytest.mark.parametrize("side", [1.0 - 1e-9, 1.0 + 1e-9])
-def test_a_rule_that_adds_seeds_is_wrong_in_5_percent_of_cases(
-    side: float, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Three blocks get a seed each while one of both differences is open; four have three."""
-    generator = np.random.default_rng(4)
-    wrong, used = 0, []
-    for _ in range(DRAWS):
-        means = (0.0, side * LIMIT, 0.0, 0.0, 0.0, 0.0, 0.0)
-        whole = drawn(generator, means, EVEN[:7], MOST_SEEDS)
-        seeds = 3
-        while True:
-            known = {
-                block: {s: v for s, v in each.items() if s < (seeds if int(block) < 3 else 3)}
-                for block, each in whole.items()
-            }
-            found = [difference(known, block, "0") for block in ("1", "2")]
-            if not undecided(found, LIMIT):
-                break
-            seeds += 1
-        used.append(seeds)
-        wrong += found[0].within(LIMIT) is (side > 1)
-    with capsys.disabled():
-        print(f"\nat the bound: {wrong / DRAWS:.1%} wrong, {statistics.fmean(used):.1f} seeds")
-    assert wrong <= stats.binom.ppf(0.999, DRAWS, 0.05)
-
-
-def test_a_seed_is_added_until_an_interval_decides_or_eight_are_there() -> None:
-    generator = np.random.default_rng(5)
-    near = drawn(generator, (0.0, LIMIT, 0.0, 0.0), (DEVIATION,) * 4, MOST_SEEDS)
-    found = difference(near, "1", "0")
-    assert not undecided([found], LIMIT)
-    assert undecided([replace(found, seeds=7)], LIMIT)
-    assert not undecided([replace(found, seeds=7, mean=1.0)], LIMIT)
-    assert undecided([replace(found, seeds=7, mean=1.0), replace(found, seeds=7)], LIMIT)
-    assert not undecided([replace(found, seeds=2)], LIMIT)
-    assert not undecided([], LIMIT)

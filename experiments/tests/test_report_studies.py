@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hessblocks.cli.app import main
-from hessblocks.storage.locks import held
+from hessblocks.storage.manifest import held
 from hessblocks_studies.engine import POINTS
 from hessblocks_studies.gallery import load_section
 from hessblocks_studies.runner import run_studies

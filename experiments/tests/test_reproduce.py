@@ -16,7 +16,7 @@ from experiments.tests.reproducing import without_imports
 from hessblocks.cli.app import main
 from hessblocks.errors import RunError
 from hessblocks.storage.config import EnvironmentWarning
-from hessblocks.storage.locks import held
+from hessblocks.storage.manifest import held
 from hessblocks.storage.store import DAMAGED, POINTS
 from hessblocks_studies import engine
 from hessblocks_studies.catalogue import find, names

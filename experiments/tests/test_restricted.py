@@ -10,8 +10,7 @@ from transformers import TrainerCallback
 from hessblocks.data.corpus import Corpus
 from hessblocks.data.python_code import load_corpus
 from hessblocks.models.build import build
-from hessblocks.settings.optimisation import TrainingSettings
-from hessblocks.settings.run_settings import ModelSettings, RunSettings
+from hessblocks.settings.run_settings import ModelSettings, RunSettings, TrainingSettings
 from hessblocks_studies.blocks_paper.restrict_updates import STUDY, slow_down, tie_last
 from hessblocks_studies.shared.trained_points import REFERENCES, train
 from hessblocks_studies.shared.variants import BASES, make_block, restricted

@@ -9,6 +9,7 @@ import shutil
 import sys
 import warnings
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from matplotlib.image import imread
 from hessblocks import drawing
 from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks_studies.catalogue import FINISHED, FINISHED_AT, names
+from hessblocks_studies.catalogue import FINISHED, REPLACED, names
 from hessblocks_studies.engine import POINTS
 from hessblocks_studies.gallery import VERDICTS
 from hessblocks_studies.runner import run_studies
@@ -172,6 +173,25 @@ def test_the_finding_of_a_study_is_a_sentence_without_numbers(make_results: Modu
         assert not re.search(r"\d(?!\d)", finding.replace("width 64", "").replace("width 256", ""))
 
 
+def test_the_share_of_undecided_facts_is_counted_and_told(
+    tmp_path: Path, make_results: ModuleType
+) -> None:
+    """Of living studies, and of all; a fact that is no longer decided changes both."""
+    said = make_results.undecided(DOCS / "results")
+    assert f"\n{said}\n" in (DOCS / "results.md").read_text("utf-8")
+    folder = tmp_path / "results"
+    shutil.copytree(DOCS / "results", folder, ignore=shutil.ignore_patterns("*.png", "stores"))
+    counts = [int(count) for count in re.findall(r"(\d+) of \d+ \(", said)]
+    for name, more in (("mlp", [1, 1]), ("trial", [0, 1])):
+        told = json.loads((folder / f"{name}.json").read_text("utf-8"))
+        check = next(check for check in told["checks"] if check["holds"])
+        check["holds"] = None
+        (folder / f"{name}.json").write_text(json.dumps(told))
+        now = [int(c) for c in re.findall(r"(\d+) of \d+ \(", make_results.undecided(folder))]
+        assert [b - a for a, b in zip(counts, now, strict=True)] == more
+        counts = now
+
+
 def test_no_results_without_studies(tmp_path: Path, make_results: ModuleType) -> None:
     with pytest.raises(ArgumentError, match=r"RUNS: .* holds no study"):
         make_results.main(tmp_path, tmp_path)
@@ -289,12 +309,15 @@ def test_pages_of_finished_studies_stay_as_they_are(
     for name in FINISHED:
         page = (tmp_path / "docs" / "results" / f"{name}.md").read_text("utf-8")
         assert page == (DOCS / "results" / f"{name}.md").read_text("utf-8")
-        assert f"`git checkout {FINISHED_AT}`" in page
-        assert f"hessblocks reproduce {name} " in page
-        assert re.search(rf"\[{name}\]\(results/{name}\.md\): .*; finished; ", index)
+        assert f"`git checkout {FINISHED[name]}`" in page
+        assert f"hessblocks reproduce {FORMER.get(name, name)} " in page
+        kind = "replaced" if name in REPLACED else "finished"
+        assert re.search(rf"\[{name}\]\(results/{name}\.md\): .*; {kind}; ", index)
         assert (DOCS / "results" / "stores" / name).is_dir()
 
 
+FORMER = {"ladder-first": "ladder"}
+"""Finished study → its name at the commit with its code."""
 STORES = sorted({path.name for path in (DOCS / "results" / "stores").iterdir()} - {*FINISHED})
 
 
@@ -328,32 +351,11 @@ def test_results_are_those_of_the_committed_points(
     assert found["tables"] == told["tables"]
 
 
-@pytest.mark.usefixtures("blank")
-def test_a_point_moved_to_another_device_voids_its_differences(tmp_path: Path) -> None:
-    shutil.copytree(DOCS / "results" / "stores" / "ladder", tmp_path / "ladder")
-    store = tmp_path / "ladder" / POINTS
-    lines = store.read_text(encoding="utf-8").splitlines()
-    place = next(i for i, line in enumerate(lines) if '"variant":"sas (width 64)"' in line)
-    assert '"device":"cuda"' in lines[place]
-    lines[place] = lines[place].replace('"device":"cuda"', '"device":"cpu"')
-    store.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    asked = {"command": "reproduce", "studies": {"ladder": {"scale": "laptop", "seeds": None}}}
-    (tmp_path / "config.json").write_text(json.dumps(asked))
-    assert main(["report", str(tmp_path)]) == 0
-    checks = json.loads((tmp_path / "ladder" / "summary.json").read_text("utf-8"))["checks"]
-    told = json.loads((DOCS / "results" / "ladder.json").read_text(encoding="utf-8"))["checks"]
-    assert checks != told
-    fact = "sas matches pre-ln, zero queries, widths: width 64"
-    (check,) = (check for check in checks if check["fact"] == fact)
-    assert check["holds"] is None
-    assert "differ in device (cpu, cuda)" in check["ours"]
-
-
 def test_results_of_edited_code_are_refused(make_results: ModuleType) -> None:
     def section(name: str, commit: str | None) -> SimpleNamespace:
         return SimpleNamespace(name=name, environment={"commit": commit})
 
-    make_results.check_commits([section("fig3a", "0123abc"), section("ladder", "0123abc-dirty")])
+    make_results.check_commits([section("fig3a", "0123abc")])
     for commit in ("0123abc-dirty", None):
         with pytest.raises(ArgumentError, match="fig3a was measured by code that is in no commit"):
             make_results.check_commits([section("fig3a", commit)])
@@ -363,3 +365,32 @@ def test_evenness_on_the_page_is_that_of_its_file() -> None:
     told = json.loads((DOCS / "results" / "evenness.json").read_text(encoding="utf-8"))
     page = (DOCS / "findings.md").read_text(encoding="utf-8")
     assert script("measure_evenness").table(told) in page
+
+
+@pytest.mark.parametrize("healing", [0, 30])
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("plan", "the plan"),
+        ("similar states", "layers of similar states (ShortGPT)"),
+        ("random", "random layers or MLP units"),
+        ("last layers", "last layers"),
+        ("magnitude", "MLP units of small weights"),
+        (
+            "units by activation",
+            "equal shares of MLP units by activation, refitted (no baseline)",
+        ),
+    ],
+)
+def test_the_page_of_simplify_has_the_measured_costs(rule: str, words: str, healing: int) -> None:
+    told = json.loads((DOCS / "results" / "simplify-pretrained.json").read_text(encoding="utf-8"))
+    kl = [
+        row
+        for row in told["tables"]["together"]
+        if (row["rule"], row["quantity"], row["healing"]) == (rule, "KL", healing)
+    ]
+    means = (
+        fmean(row["value"] for row in kl if row["layers"] == layers) for layers in (2, 4, 6, 10)
+    )
+    page = (DOCS / "simplify.md").read_text(encoding="utf-8").replace("**", "")
+    assert f"| {words} | {' | '.join(f'{one:.2g}' for one in means)} |" in page

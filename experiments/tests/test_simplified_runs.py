@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hessblocks.blocks import RMSNorm
+from hessblocks.errors import ArgumentError
 from hessblocks_studies.pretrained import simplified_runs as runs
 from hessblocks_studies.pretrained.pretrained_ground import TINY, ground
 
@@ -75,3 +76,8 @@ def test_verdicts_follow_the_costs() -> None:
     for row in rows[30:41]:
         row["value"] = 0.06
     assert [one.holds for one in runs.summarise([*rows, common | fixed]).checks] == [False, False]
+
+
+def test_a_model_that_is_not_there_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ArgumentError, match=r"the package no_such_llm is not there; `pip install"):
+        ground("no_such_llm")

@@ -182,7 +182,7 @@ def test_what_is_not_finite_is_not_stored(tmp_path: Path, value: object) -> None
     fill(tmp_path, 1)
     before = (tmp_path / POINTS).read_bytes()
     with opened(tmp_path) as store:
-        with pytest.raises(RunError, match="mine: a number of it is not finite"):
+        with pytest.raises(RunError, match="mine: one of its numbers is not finite"):
             store.add("mine", [{"a": value}])
         assert store.get("mine") is None
     assert (tmp_path / POINTS).read_bytes() == before
@@ -191,7 +191,7 @@ def test_what_is_not_finite_is_not_stored(tmp_path: Path, value: object) -> None
 HOLD = """
 import sys, time
 from pathlib import Path
-from hessblocks.storage.locks import held
+from hessblocks.storage.manifest import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -1,4 +1,4 @@
-"""Set glibc's malloc to keep freed memory; only the commands do so, not the library."""
+"""Set glibc's malloc to keep freed memory until a stage ends; only the commands do so."""
 
 import ctypes
 import os
@@ -21,7 +21,8 @@ def keep_freed_memory() -> None:
 
     Otherwise glibc returns logits, gradients and vectors to the kernel at each step, and the kernel
     clears every page again: a quarter of the processor time of sampled gradients of 135M
-    parameters. The setting lasts until the process ends. A C library without `mallopt` and settings
+    parameters. `return_freed_memory` gives it back between stages, which allocate other sizes. The
+    setting lasts until the process ends. A C library without `mallopt` and settings
     of the user are not changed.
     """
     if any(name in os.environ for name in _OWN):
@@ -30,3 +31,9 @@ def keep_freed_memory() -> None:
         return
     library.mallopt(_TRIM_THRESHOLD, _NEVER)
     library.mallopt(_MMAP_MAX, _NONE)
+
+
+def return_freed_memory() -> None:
+    """Give freed memory back to the kernel, by glibc's `malloc_trim`; without it, do nothing."""
+    if os.name == "posix" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)

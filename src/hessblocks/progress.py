@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hessblocks.malloc import return_freed_memory
+
 
 class Progress:
     """Progress that measures the time of stages and shows nothing; a subclass shows it."""
@@ -13,7 +15,7 @@ class Progress:
 
     @contextmanager
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
-        """Add the time spent inside the context to the stage of that name, in seconds.
+        """Add the seconds spent inside the context to a stage; then return freed memory.
 
         Args:
             name: name of the stage, such as "training".
@@ -25,6 +27,7 @@ class Progress:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            return_freed_memory()
 
     def note(self, text: str) -> None:
         """Show one line of text."""

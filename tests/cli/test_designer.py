@@ -10,7 +10,7 @@ import pytest
 import hessblocks as hb
 from hessblocks.report import write_report
 from hessblocks.storage import load_results
-from hessblocks.training.tuning import half_decade
+from hessblocks.training.comparison import half_decade
 from tests.cli.helpers import CURVATURE, Shell, sentence
 
 BLOCKS = ("pre-ln-zero", "sas", "sas[mlp.gated=true]")

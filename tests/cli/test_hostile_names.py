@@ -17,7 +17,7 @@ import pytest
 import hessblocks as hb
 from hessblocks.cli import app
 from hessblocks.cli.terminal import ScreenProgress, plain_table, show
-from hessblocks.data.cache import CacheWarning
+from hessblocks.data.corpus import CacheWarning
 from hessblocks.escape import printable, printable_lines, shell_line
 from hessblocks.report.page import command_line
 from hessblocks.storage.tables import ResultRow, read_results, write_results

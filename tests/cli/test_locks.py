@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hessblocks.errors import RunError
-from hessblocks.storage.locks import held
+from hessblocks.storage.manifest import held
 from tests.breadth import everyday
 from tests.cli.helpers import Shell, sentence
 

@@ -26,7 +26,7 @@ TINY = ["--depth", "1", "--width", "8", "--heads", "2"]
 FEW = ["--groups", "layers.1.attention.*", "--parts", "full", "--map", "--spectrum"]
 pytestmark = [
     pytest.mark.filterwarnings("default::hessblocks.curvature.AttentionBackendWarning"),
-    pytest.mark.filterwarnings("default::hessblocks.training.DamageWarning"),
+    pytest.mark.filterwarnings("default::hessblocks.storage.DamageWarning"),
 ]
 
 

@@ -14,7 +14,7 @@ import hessblocks as hb
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection import opening
 from hessblocks.report.signal_figure import write_signal_figures
-from hessblocks.settings.inspected import InspectionSettings
+from hessblocks.settings.pretrained import InspectionSettings
 from hessblocks.signal.propagation import propagate
 from tests.cli.helpers import Shell, sentence
 

@@ -13,8 +13,7 @@ from cyclopts import Argument
 
 from hessblocks.cli import main
 from hessblocks.cli.app import app
-from hessblocks.settings.inspected import CurvatureInspection, SignalInspection
-from hessblocks.settings.optimisation import TrainingSettings
+from hessblocks.settings.pretrained import CurvatureInspection, SignalInspection
 from hessblocks.settings.run_settings import (
     ComparisonSettings,
     CurvatureSettings,
@@ -23,6 +22,7 @@ from hessblocks.settings.run_settings import (
     ObservationSettings,
     PresetSizes,
     RunSettings,
+    TrainingSettings,
 )
 from tests.cli.helpers import Shell, sentence
 from tests.training.helpers import files

@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from hessblocks.conventions import IGNORED, PARTS, Part
 from hessblocks.curvature.exact import UNEMBEDDING, exact_last_block
 from hessblocks.curvature.last_layer import ROLES, output_layer
-from hessblocks.theory import GAINS, NORMS
+from hessblocks.theory.piecewise import GAINS, NORMS
 from tests.curvature.architectures import batch_of, without_casts
 from tests.curvature.cases import stir
 from tests.theory.autodiff import Check

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.data.cache import CacheWarning, cache_root, cached
+from hessblocks.data.corpus import CacheWarning, cache_root, cached
 from hessblocks.errors import RunError
 from hessblocks.storage import MANIFEST
 

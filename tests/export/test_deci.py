@@ -13,7 +13,9 @@ from tokenizers import pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hessblocks as hb
-from hessblocks.simplify import KINDS, LayerChange, Pass, one_pass
+from hessblocks.simplify import LayerChange, Pass, Place, one_pass
+from hessblocks.simplify.change import changed
+from hessblocks.simplify.table import KINDS
 from tests.models.gguf_files import SMOL, WORDS, byte_level, tiny_llama, write
 
 gguf = pytest.importorskip("gguf")
@@ -186,7 +188,7 @@ def test_llama_cpp_speaks_like_torch_in_english(gone: str, tmp_path: Path) -> No
     text = Pass(model, torch.randint(100, 40000, (12, 64)))
     layers = {0: 20, 1: 17, 2: 24, 3: 29, 4: 22}
     chosen = [
-        hb.simplify.changed(hb.simplify.Place(model=model, index=layers[n], text=text), change)
+        changed(Place(model=model, index=layers[n], text=text), change)
         for n, change in CHANGES[gone].items()
     ]
     made, prompt = hb.simplify.edited(model, *chosen), "The capital of France is"

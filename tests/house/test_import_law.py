@@ -66,7 +66,6 @@ ROOMS: dict[str, set[str]] = {
     "linalg.kronecker": {"operators"},
     "linalg.estimators": {"operators"},
     "linalg.spectra": {"operators", "estimators"},
-    "theory.heads": set(),
     "curvature.attention": set(),
     "curvature.closed": {"attention"},
     "curvature.model_state": set(),

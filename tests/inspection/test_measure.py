@@ -15,7 +15,7 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.measure import _subjects, placed
 from hessblocks.inspection.opening import encoded_batch
 from hessblocks.inspection.subject import Subject
-from hessblocks.settings.inspected import CurvatureInspection
+from hessblocks.settings.pretrained import CurvatureInspection
 from hessblocks.storage.files import write_text
 from hessblocks.storage.store import POINTS
 from tests.data.helpers import write_code

@@ -25,7 +25,7 @@ from hessblocks.blocks import (
 from hessblocks.blocks import Dense as DenseWeight
 from hessblocks.conventions import PARTS
 from hessblocks.errors import ArgumentError
-from hessblocks.training.trained_gains import gain_values
+from hessblocks.training.following import gain_values
 from tests.curvature.cases import Case, padded_batches
 from tests.curvature.oracle import Dense, check_partition, dense
 from tests.models.cases import ids, perturbed
@@ -259,7 +259,7 @@ def test_generation_behind_padding_equals_that_of_the_row_alone(name: str, stati
     assert torch.equal(found[1, 2:], alone[0])
     if name.startswith("alibi"):
         given = {"position_ids": 2 * mask.cumsum(1), "past_key_values": DynamicCache()}
-        with pytest.raises(ArgumentError, match="counts the unpadded tokens by itself"):
+        with pytest.raises(ArgumentError, match="counts the unpadded tokens itself"):
             model(tokens, attention_mask=mask, use_cache=True, **given)
 
 

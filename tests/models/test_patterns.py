@@ -102,8 +102,16 @@ def test_the_openers_take_the_joined_names() -> None:
         (["pre-ln", 3], {}, "block: expected a preset's name or a BlockConfig, got 3"),
         (["pre-ln", "saas"], {}, "preset: 'saas' is unknown"),
         ("pre-ln+", {}, "preset: '' is unknown"),
-        (["pre-ln", "post-ln"], {}, "final_norm: a model has one, but blocks 0 and 1 differ"),
-        (["pre-ln", hb.preset("pre-ln", head_width=6)], {}, "head_width: a model has one"),
+        (
+            ["pre-ln", "post-ln"],
+            {},
+            "final_norm: all blocks of a model share it, but blocks 0 and 1 have",
+        ),
+        (
+            ["pre-ln", hb.preset("pre-ln", head_width=6)],
+            {},
+            "head_width: all blocks of a model share it",
+        ),
         ("pre-ln", {"sub_blocks": "mlp"}, "sub_blocks: no layer has attention"),
     ],
 )
@@ -118,7 +126,7 @@ def test_what_does_not_fit_into_one_model_is_refused(given, fields, message) -> 
 def test_heads_with_alibi_are_those_of_the_model() -> None:
     sizes = {name: size for name, size in SIZES.items() if name != "heads"}
     blocks = [hb.preset("pre-ln", position=ALiBiPosition(), heads=n, head_width=4) for n in (2, 1)]
-    with pytest.raises(hb.ArgumentError, match="heads: a model has one"):
+    with pytest.raises(hb.ArgumentError, match="heads: all blocks of a model share it"):
         hb.build(blocks, **sizes)
 
 

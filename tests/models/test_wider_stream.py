@@ -91,6 +91,6 @@ def test_signal_is_that_of_the_stream_and_blocks_of_a_pattern_carry_the_same() -
     expected = states[1].square().mean().sqrt()
     assert signal.layers[0].tokens.norm == pytest.approx(float(expected.detach()), rel=1e-5)
     wide = hb.preset("pre-ln", width=16, heads=4).replace(embedding_skip=Branch(skip=0.1))
-    with pytest.raises(hb.ArgumentError, match="carried: a model has one"):
+    with pytest.raises(hb.ArgumentError, match="carried: all blocks of a model share it"):
         hb.build([wide, hb.preset("sas", width=16, heads=4)], depth=2)
     assert Context().causal

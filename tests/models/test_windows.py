@@ -161,7 +161,7 @@ def test_what_a_window_does_not_fit_is_refused() -> None:
     model = windowed("pre-ln")
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(
-        hb.ArgumentError, match=r"flash_attention_2 would overlook attention\.window"
+        hb.ArgumentError, match=r"flash_attention_2 does not support attention\.window"
     ):
         model(ids(1, 4))
     layer = model.model.layers[0]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hessblocks.signal.token_similarity import rank_collapse
+from hessblocks.signal.propagation import rank_collapse
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,13 @@ from hessblocks.blocks.gains import Shaping
 from hessblocks.blocks.weights import Dense
 from hessblocks.signal.derivatives import conditioning
 from hessblocks.signal.layers import calls
-from hessblocks.signal.propagation import Signal, propagate
-from hessblocks.signal.token_similarity import attention_entropy, spectral_gap, token_signal
+from hessblocks.signal.propagation import (
+    Signal,
+    attention_entropy,
+    propagate,
+    spectral_gap,
+    token_signal,
+)
 
 SIZES = {"depth": 2, "width": 16, "heads": 4, "vocab_size": 29, "context": 16}
 REAL = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]]).bool()

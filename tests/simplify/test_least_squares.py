@@ -1,10 +1,12 @@
 """Refits by normal equations equal the direct solution."""
 
+from functools import reduce
+from operator import add
+
 import pytest
 import torch
 
-from hessblocks.simplify import NormalEquations, Refit
-from hessblocks.simplify.least_squares import RIDGES
+from hessblocks.simplify.least_squares import RIDGES, NormalEquations, Refit
 
 
 def problem(tokens: int = 60, inputs: int = 5, outputs: int = 3) -> tuple[torch.Tensor, ...]:
@@ -16,9 +18,8 @@ def problem(tokens: int = 60, inputs: int = 5, outputs: int = 3) -> tuple[torch.
 @pytest.mark.parametrize("pieces", [1, 3, 60])
 def test_the_solution_is_that_of_lstsq_however_tokens_are_batched(pieces: int) -> None:
     x, y, old = problem()
-    equations = NormalEquations()
-    for some, wanted in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
-        equations.add(some, wanted)
+    parts = zip(x.chunk(pieces), y.chunk(pieces), strict=True)
+    equations = reduce(add, (NormalEquations.of(some, wanted) for some, wanted in parts))
     direct = torch.linalg.lstsq(x.double(), y.double()).solution
     found = equations.solve(old, ridge=0.0)
     assert (found - direct).abs().max() < 1e-8
@@ -30,14 +31,14 @@ def test_inputs_that_are_left_out_are_not_used() -> None:
     x, y, old = problem()
     kept = torch.tensor([0, 3, 4])
     direct = torch.linalg.lstsq(x[:, kept].double(), y.double()).solution
-    equations = NormalEquations().add(x, y)
+    equations = NormalEquations.of(x, y)
     assert (equations.solve(old[kept], kept, ridge=0.0) - direct).abs().max() < 1e-8
 
 
 def test_the_ridge_pulls_towards_the_old_weights_where_the_text_says_nothing() -> None:
     x, y, old = problem()
     x[:, 2] = 0
-    equations = NormalEquations().add(x, y)
+    equations = NormalEquations.of(x, y)
     found = equations.solve(old)
     assert torch.allclose(found[2], old[2].double(), rtol=0, atol=1e-12)
     root = torch.diag((1e-6 * x.double().square().sum(0)).sqrt())
@@ -66,7 +67,7 @@ def test_the_ridge_is_the_one_that_predicts_the_other_half_best() -> None:
             tried.append(missed)
         best = RIDGES[tried.index(min(tried))]
         assert torch.allclose(
-            found, NormalEquations().add(x, y).solve(old, ridge=best / 2), atol=1e-12
+            found, NormalEquations.of(x, y).solve(old, ridge=best / 2), atol=1e-12
         )
         assert (best > 0.1) == (noise > 1)
 

@@ -12,14 +12,15 @@ from hessblocks.simplify import (
     LayerChange,
     Pass,
     Place,
-    changed,
     even_plan,
     heal,
     measure_removals,
     one_pass,
     priced_plan,
 )
+from hessblocks.simplify.change import changed
 from hessblocks.simplify.passes import Held
+from hessblocks.simplify.table import units as unit_change
 from tests.breadth import everyday
 from tests.models.pretrained_families import CONFIGS
 from tests.simplify.test_candidates import entries, ids, model_of
@@ -128,7 +129,7 @@ def test_multiples_of_64_or_32_units_remain(units: int, left: int) -> None:
     block = hb.preset("pre-ln", width=8, heads=2, mlp_width=units)
     model = hb.build(block, depth=2, vocab_size=37, context=16).eval()
     text = Pass(model, ids(2))
-    change = hb.simplify.KINDS["mlp units"](Place(model=model, index=0, text=text))
+    change = unit_change(Place(model=model, index=0, text=text))
     assert change is not None
     assert units - change.units == left
     assert left % (64 if units >= 256 else 32 if units >= 128 else 1) == 0

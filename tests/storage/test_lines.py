@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.storage.lines import append_line
+from hessblocks.storage.tables import append_line
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

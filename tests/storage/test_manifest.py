@@ -7,8 +7,13 @@ import pytest
 
 from hessblocks.errors import ArgumentError
 from hessblocks.storage.files import remove_partials, set_aside
-from hessblocks.storage.locks import held
-from hessblocks.storage.manifest import check_manifest, identity_of, remembered_in, write_manifest
+from hessblocks.storage.manifest import (
+    check_manifest,
+    held,
+    identity_of,
+    remembered_in,
+    write_manifest,
+)
 
 OURS, THEIRS = identity_of({"seed": 0}), identity_of({"seed": 1})
 
@@ -67,7 +72,7 @@ def edit_manifest(folder: Path, **changed: object) -> None:
     [
         (lambda folder: (folder / "weights").write_text("x"), "has another weights"),
         (lambda folder: (folder / "weights").unlink(), "lacks its weights"),
-        (lambda folder: (folder / "more").touch(), "holds more, which is not of it"),
+        (lambda folder: (folder / "more").touch(), "holds more, which is not one of its files"),
         (
             lambda folder: (folder / "seal.json").write_text("[]"),
             "has a damaged seal.json",

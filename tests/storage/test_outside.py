@@ -17,9 +17,9 @@ from hessblocks.figures.figure import read_figure
 from hessblocks.models.saved import Saved
 from hessblocks.storage import load_curvature, load_results
 from hessblocks.storage.files import DEEPEST, parse_json, read_object, stays_inside
-from hessblocks.storage.lines import fault_in_lines, read_lines
 from hessblocks.storage.manifest import check_manifest, remembered_in
 from hessblocks.storage.model_folder import SPARE, check_model_folder, weight_files
+from hessblocks.storage.tables import fault_in_lines, read_lines
 from tests.report.folders import Folder
 
 DEEP = "[" * 100_000 + "]" * 100_000

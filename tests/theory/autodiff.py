@@ -17,7 +17,7 @@ from torch.func import vmap
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.linalg import slices
-from hessblocks.theory.heads import HeadNorm
+from hessblocks.theory.head_vectors import HeadNorm
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.piecewise import GAINS, GROUPS, NORMS
 

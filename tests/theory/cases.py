@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hessblocks.theory.heads import HeadNorm
+from hessblocks.theory.head_vectors import HeadNorm
 
 Special = Literal["none", "zero query", "zero value", "one-hot", "identical tokens", "no loss"]
 

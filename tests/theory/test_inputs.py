@@ -8,7 +8,7 @@ import torch
 
 from hessblocks.errors import ArgumentError
 from hessblocks.theory.arguments import attention_hessian
-from hessblocks.theory.heads import HeadNorm
+from hessblocks.theory.head_vectors import HeadNorm
 from tests.theory.cases import Case, arguments
 
 NAN = float("nan")

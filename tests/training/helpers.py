@@ -14,8 +14,12 @@ from typing import Any
 
 from hessblocks.data.corpus import Corpus
 from hessblocks.progress import Progress
-from hessblocks.settings.optimisation import TrainingSettings
-from hessblocks.settings.run_settings import ComparisonSettings, CurvatureSettings, ModelSettings
+from hessblocks.settings.run_settings import (
+    ComparisonSettings,
+    CurvatureSettings,
+    ModelSettings,
+    TrainingSettings,
+)
 from hessblocks.storage.manifest import MANIFEST, check_manifest
 from hessblocks.storage.tables import read_results
 from hessblocks.training.comparison import compare

@@ -17,13 +17,13 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
-from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import (
     ComparisonSettings,
     CurvatureSettings,
     ModelSettings,
     PresetSizes,
     RunSettings,
+    TrainingSettings,
 )
 from hessblocks.storage.config import EnvironmentWarning
 from hessblocks.storage.tables import read_results

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
+from hessblocks.storage import DamageWarning
 from hessblocks.storage.tables import STEPS, read_results, step_of, write_results
-from hessblocks.training import DamageWarning
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder import RunFolder, save_model, writing
 from hessblocks.training.preparation import build_model

@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 
 import hessblocks as hb
 from hessblocks.settings import TrainingSettings
-from hessblocks.training.optimisers import optimiser_of
+from hessblocks.training.trainer import optimiser_of
 
 
 def test_rate_times_decay_is_the_same_in_all_groups_that_decay(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import hessblocks as hb
 from hessblocks.data.corpus import Corpus
 from hessblocks.progress import Progress
-from hessblocks.storage.lines import read_lines
-from hessblocks.storage.tables import read_results
+from hessblocks.storage.tables import read_lines, read_results
 from hessblocks.training import preparation
 from hessblocks.training.comparison import compare
 from hessblocks.training.preparation import build_model
@@ -31,12 +30,11 @@ def model(corpus: Corpus) -> nn.Module:
 
 
 def test_an_infinite_parameter_is_named_before_what_it_spoils(model: nn.Module) -> None:
-    assert located(model, 7, "loss") == Divergence(step=7, quantity="loss")
+    assert located(model, 7, "loss") == Divergence(step=7, words="loss")
     with torch.no_grad():
         model.get_submodule(NAME).weight[0, 0] = math.inf
-    divergence = located(model, 7, "loss")
-    assert divergence == Divergence(step=7, quantity="parameters", place=f"{NAME}.weight")
-    assert divergence.words == f"parameters of {NAME}.weight"
+    words = f"parameters of {NAME}.weight"
+    assert located(model, 7, "loss") == Divergence(step=7, words=words, verb="are")
 
 
 def test_a_last_update_that_spoils_the_weights_ends_as_a_diverged_run(

@@ -16,8 +16,7 @@ from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.signal.propagation import propagate
 from hessblocks.training import following
-from hessblocks.training.following import Following
-from hessblocks.training.trained_gains import gain_values
+from hessblocks.training.following import Following, gain_values
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 STEPS = 5

@@ -17,8 +17,8 @@ from hessblocks.progress import Progress
 from hessblocks.storage.tables import read_results
 from hessblocks.training import preparation
 from hessblocks.training.comparison import compare
-from hessblocks.training.cost import update_flops
 from hessblocks.training.preparation import build_model
+from hessblocks.training.recorder import update_flops
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, numbers, unsealed
 
 UNMAPPED = replace(COMPARISON, curvature=None)
@@ -95,7 +95,7 @@ def test_a_block_is_parsed_once_and_built_three_times_at_most(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed, built = [], []
-    for name, calls in (("blocks_of", parsed), ("build", built)):
+    for name, calls in (("block_of", parsed), ("build", built)):
         real = getattr(preparation, name)
 
         def counted(*given: Any, real: Any = real, calls: Any = calls, **named: Any) -> Any:
@@ -103,6 +103,7 @@ def test_a_block_is_parsed_once_and_built_three_times_at_most(
             return real(*given, **named)
 
         monkeypatch.setattr(preparation, name, counted)
+    preparation.blocks_of.cache_clear()
     preparation._outline.cache_clear()
     complete(corpus, tmp_path, COMPARISON)
     presets, seeds = len(COMPARISON.presets), len(COMPARISON.seeds)

@@ -14,10 +14,9 @@ import pytest
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.progress import Progress
-from hessblocks.storage import held, load_results
+from hessblocks.storage import DamageWarning, held, load_results
 from hessblocks.storage.files import refuse_links
 from hessblocks.storage.manifest import MANIFEST, check_manifest
-from hessblocks.training import DamageWarning
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder import claimed
 from tests.breadth import everyday

@@ -16,8 +16,8 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError
 from hessblocks.progress import Progress
 from hessblocks.settings.run_settings import ComparisonSettings
-from hessblocks.storage import load_results
-from hessblocks.training import CheckpointWarning, DamageWarning
+from hessblocks.storage import DamageWarning, load_results
+from hessblocks.training import CheckpointWarning
 from hessblocks.training.comparison import compare
 from tests.breadth import everyday
 from tests.training.helpers import ALONE, COMPARISON, complete, files, numbers, unsealed, with_seals
@@ -107,7 +107,10 @@ def plant_a_file(checkpoints: Path) -> None:
             "checkpoint-2 was checkpoint-8 when it was written; it is set aside",
             marks=pytest.mark.slow,
         ),
-        (plant_a_file, "checkpoint-8 holds scaler.pt, which is not of it; it is set aside"),
+        (
+            plant_a_file,
+            "checkpoint-8 holds scaler.pt, which is not one of its files; it is set aside",
+        ),
     ],
 )
 def test_a_checkpoint_that_is_not_what_it_seems_is_set_aside(
@@ -192,7 +195,7 @@ def test_lost_rows_of_training_are_taken_from_the_model_and_its_lines(
     path = finished / "runs" / ONE / "results.csv"
     whole = path.read_bytes()
     path.write_text(re.sub(r"pre-ln,0,.*(loss|time|memory|second),.*\n", "", path.read_text()))
-    monkeypatch.setattr("hessblocks.training.run.carry_out", None)
+    monkeypatch.setattr("hessblocks.training.run.Run.carry_out", None)
     complete(corpus, finished)
     assert path.read_bytes() == whole
 

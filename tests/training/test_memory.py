@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hessblocks.settings.run_settings import RunSettings
-from hessblocks.training.cost import start_counting
 from hessblocks.training.preparation import build_model
+from hessblocks.training.recorder import start_counting
 from tests.training.helpers import MODEL, TRAINING
 
 

@@ -28,10 +28,10 @@ from hessblocks.settings.run_settings import (
     RunSettings,
 )
 from hessblocks.signal.propagation import propagate
-from hessblocks.storage.lines import read_lines
+from hessblocks.storage.tables import read_lines
 from hessblocks.training.comparison import compare, train
 from hessblocks.training.folder import CheckpointWarning
-from hessblocks.training.trained_gains import gain_values
+from hessblocks.training.following import gain_values
 from tests.training.helpers import MODEL, TRAINING, killed_at_step
 
 SAMPLE = CurvatureSettings(sequences=2, tokens=6, probes=4)

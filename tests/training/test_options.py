@@ -13,9 +13,8 @@ import hessblocks as hb
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
-from hessblocks.settings.optimisation import TrainingSettings
-from hessblocks.settings.run_settings import RunSettings
-from hessblocks.storage.lines import read_lines
+from hessblocks.settings.run_settings import RunSettings, TrainingSettings
+from hessblocks.storage.tables import read_lines
 from hessblocks.training.comparison import train
 from hessblocks.training.folder import RunFolder
 from tests.training.helpers import MODEL, SIZES, TRAINING, killed_at_step

@@ -15,8 +15,7 @@ import torch
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
-from hessblocks.storage.lines import read_lines
-from hessblocks.storage.tables import read_results
+from hessblocks.storage.tables import read_lines, read_results
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder import CheckpointWarning
 from tests.breadth import everyday

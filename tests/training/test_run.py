@@ -13,8 +13,7 @@ import hessblocks as hb
 from hessblocks.data.corpus import Corpus
 from hessblocks.progress import Progress
 from hessblocks.settings.run_settings import RunSettings
-from hessblocks.storage.lines import read_lines
-from hessblocks.storage.tables import ResultRow, read_results
+from hessblocks.storage.tables import ResultRow, read_lines, read_results
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import config_of, prepare
 from hessblocks.training.run import Run

@@ -8,8 +8,8 @@ import pytest
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import RunError
 from hessblocks.storage import read_tuning, write_tuning
+from hessblocks.training.comparison import FARTHEST, MIDDLE, half_decade, next_rate, tuning_loss
 from hessblocks.training.preparation import prepare
-from hessblocks.training.tuning import FARTHEST, MIDDLE, half_decade, next_rate, tuning_loss
 from tests.training.helpers import MODEL, TRAINING
 from tests.training.test_run import run, settings
 

@@ -13,10 +13,21 @@ _PLACES = {
     for name, module in room.STUDIES.items()
 }
 """Name → module whose constant `STUDY` is the study; it is imported only when `find` needs it."""
-FINISHED = ("baseline", "trial", "simplification", "optimisers", "edge-of-stability", "between")
-"""Studies that have their verdict: docs/results keeps their pages, stores and plans."""
-FINISHED_AT = "226388b5"
-"""The last commit with their code."""
+FINISHED = {
+    **dict.fromkeys(
+        ("baseline", "trial", "simplification", "optimisers", "edge-of-stability", "between"),
+        "226388b5",
+    ),
+    "ladder-first": "eaf1929c",
+    "simplify-pretrained": "52fce62e",
+}
+"""Study that has its verdict, or was replaced → the last commit with its code; docs/results keeps
+its page, store and plan."""
+REPLACED = {
+    "ladder-first": "its starts and rates favoured SAS; `ladder` asks its question anew, fairly",
+    "simplify-pretrained": "the plan that it judges is a search, which one pass of refits replaced",
+}
+"""Finished study that another replaced → why, as a sentence."""
 
 
 def names() -> tuple[str, ...]:
@@ -40,7 +51,7 @@ def find(name: str) -> Study[Any]:
     if name in FINISHED:
         raise ArgumentError(
             f"study: {name!r} is finished, and docs/results/{name}.md has its results; to measure "
-            f"it again, run `git checkout {FINISHED_AT}` in a clone."
+            f"it again, run `git checkout {FINISHED[name]}` in a clone."
         )
     check_name("study", name, _PLACES)
     study: Study[Any] = importlib.import_module(_PLACES[name]).STUDY

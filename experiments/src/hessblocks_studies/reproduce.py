@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from cyclopts import Parameter
 
@@ -79,6 +80,7 @@ def reproduce(
     from hessblocks_studies.study_bars import make_reporter
 
     names, start = _names(name), time.perf_counter()
+    _say_costs(names, effort.scale)
     if not effort.workers and not effort.ray:
         effort = replace(effort, workers=_workers())
     also = ", and `hessblocks report` shows what there is"
@@ -108,6 +110,15 @@ def _names(name: str) -> list[str]:
     if not chosen:
         raise ArgumentError(f"name: expected a study, got {name!r}; known: {', '.join(names())}.")
     return [find(part).name for part in dict.fromkeys(chosen)]
+
+
+def _say_costs(names: Sequence[str], scale: str) -> None:
+    """Say on standard error what studies of many hours are expected to cost in all."""
+    from hessblocks_studies import find
+
+    for name in names:
+        if cost := find(name).costs.get(cast("Any", scale)):
+            print(f"{name}: {cost}, resumed where it was stopped", file=sys.stderr, flush=True)
 
 
 def _workers() -> int:

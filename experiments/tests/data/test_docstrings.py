@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.tests.data.library import write_library
-from hessblocks.data.cache import CacheWarning
-from hessblocks.data.corpus import MASK, PADDING
+from hessblocks.data.corpus import MASK, PADDING, CacheWarning
 from hessblocks.errors import ArgumentError
 from hessblocks_studies.data import docstrings
 from hessblocks_studies.data.docstrings import (

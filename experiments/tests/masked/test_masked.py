@@ -11,9 +11,8 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 import hessblocks as hb
-from hessblocks.data.cache import CacheWarning
-from hessblocks.data.corpus import Corpus
-from hessblocks.training.cost import peak_bytes
+from hessblocks.data.corpus import CacheWarning, Corpus
+from hessblocks.training.recorder import peak_bytes
 from hessblocks.training.trainer import (
     GuardedTrainer,
     held_out,

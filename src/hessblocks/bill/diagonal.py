@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from hessblocks.bill.changes import Change
 from hessblocks.bill.draws import Draws, Ledger, collect
 from hessblocks.curvature import Gradients, Problem
+from hessblocks.malloc import return_freed_memory
 
 
 class Diagonal(Ledger):
@@ -101,6 +102,7 @@ class Diagonal(Ledger):
             of each change.
         """
         self._last.clear()
+        return_freed_memory()  # gradients have other sizes than what follows
         parameters = self.problem.parameters
         draws = self.draws()
         reference = dict(zip(self.squares, draws.by_piece(draws.squares).sum(0), strict=True))

@@ -28,7 +28,6 @@ from hessblocks.blocks.positions import (
 from hessblocks.blocks.presets import (
     JOIN,
     PRESETS,
-    STARTS,
     parted,
     pattern_names,
     preset,
@@ -49,7 +48,6 @@ from hessblocks.blocks.weights import (
 __all__ = [
     "MLP",
     "PRESETS",
-    "STARTS",
     "ALiBiPosition",
     "Attention",
     "BlockConfig",

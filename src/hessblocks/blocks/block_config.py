@@ -123,11 +123,11 @@ def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
 
 def placed(block: BlockConfig, slots: Slots, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Add the position that slots set to fields, so that sizes are checked with that one alone."""
-    own = [pair for pair in slot_pairs(slots) if pair[0].partition(".")[0] == "position"]
-    if not own:
+    pairs = [pair for pair in slot_pairs(slots) if pair[0].partition(".")[0] == "position"]
+    if not pairs:
         return dict(fields)
-    given = {name: value for name, value in fields.items() if name == "position"}
-    return {**fields, "position": with_slots(block.replace(**given), own).position}
+    position = {name: value for name, value in fields.items() if name == "position"}
+    return {**fields, "position": with_slots(block.replace(**position), pairs).position}
 
 
 def slot_pairs(slots: Slots) -> list[tuple[str, Any]]:
@@ -148,7 +148,7 @@ def slot_pairs(slots: Slots) -> list[tuple[str, Any]]:
         if not (paired and all(pair[0].split("."))):
             raise ArgumentError(
                 "--set: expected SLOT=VALUE, such as position=rotary, with a name on each side of "
-                f"a point, got {pair!r}."
+                f"each dot, got {pair!r}."
             )
     return pairs
 

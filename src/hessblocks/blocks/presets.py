@@ -153,7 +153,11 @@ def preset(
     check_name("preset", base, [*PRESETS, *others])
     sizes = {key: fields.pop(key) for key in SIZES if key in fields}
     if base in others:
-        _check_width(base, others[base], sizes)
+        width = others[base].width
+        if sizes.get("width", width) != width:
+            raise ArgumentError(
+                f"width: {base} has a width of {width}, got {sizes['width']}; give all blocks one"
+            )
         sizes = {}
     changed = {path: value for path, value in edits if path in SIZES[1:]}
     sizes |= {path: int(text) if text.isdigit() else text for path, text in changed.items()}
@@ -197,14 +201,6 @@ def parted(name: str) -> tuple[str, list[tuple[str, Any]]]:
             f"preset: expected NAME[SLOT=VALUE,...], such as sas[mlp.gated=true], got {name!r}"
         )
     return base, pairs
-
-
-def _check_width(name: str, block: BlockConfig, sizes: Mapping[str, Any]) -> None:
-    """Check that a given block has the requested width."""
-    if sizes.get("width", block.width) != block.width:
-        raise ArgumentError(
-            f"width: {name} has a width of {block.width}, got {sizes['width']}; give all blocks one"
-        )
 
 
 def with_start(block: BlockConfig, start: str) -> BlockConfig:

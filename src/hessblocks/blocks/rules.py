@@ -72,87 +72,83 @@ def _squares(block: BlockFields) -> Iterator[str]:
             )
 
 
-PRESENT: dict[str, Callable[[BlockFields], bool]] = {
-    "query_key='one-matrix'": lambda b: b.attention.query_key == "one-matrix",
-    "gate_per='head'": lambda b: b.attention.gate_per == "head",
-    "no gate": lambda b: b.attention.gate is None,
-    "scores='linear'": lambda b: b.attention.scores == "linear",
-    "softcap": lambda b: b.attention.softcap is not None,
-    "sink": lambda b: b.attention.sink is not None,
-    "a centre": lambda b: b.attention.shaping is not None and b.attention.shaping.centred,
-    "grouped queries": lambda b: _grouped(b),
-    "rotary positions": lambda b: isinstance(b.position, RotaryPosition),
-    "alibi": lambda b: isinstance(b.position, ALiBiPosition),
-    "layout='parallel'": lambda b: b.layout == "parallel",
-    "norm_placement='post'": lambda b: b.norm_placement == "post",
-    "norm no-norm": lambda b: isinstance(b.norm, NoNorm),
-    "mlp_norm no-norm": lambda b: isinstance(b.mlp_norm, NoNorm),
-    "mlp_norm": lambda b: b.mlp_norm is not None,
-    "sub_blocks='attention'": lambda b: b.sub_blocks == "attention",
-    "sub_blocks='mlp'": lambda b: b.sub_blocks == "mlp",
-    "value_residual": lambda b: b.attention.value_residual is not None,
-    "a head width": lambda b: b.head_width is not None,
-    "a key": lambda b: b.attention.key not in (Dense(), Dense(std=FIXED)),
-    "a square query and several heads": lambda b: b.attention.query.square and b.heads > 1,
-    "a square gate": lambda b: (
-        b.attention.gate is not None and b.attention.gate.square and b.resolved_head_width > 1
+PRESENT: dict[str, tuple[str, Callable[[BlockFields], bool]]] = {
+    "query_key='one-matrix'": ("attention", lambda b: b.attention.query_key == "one-matrix"),
+    "gate_per='head'": ("attention", lambda b: b.attention.gate_per == "head"),
+    "no gate": ("attention", lambda b: b.attention.gate is None),
+    "scores='linear'": ("attention", lambda b: b.attention.scores == "linear"),
+    "softcap": ("attention", lambda b: b.attention.softcap is not None),
+    "sink": ("attention", lambda b: b.attention.sink is not None),
+    "a centre": ("attention", lambda b: bool(b.attention.shaping and b.attention.shaping.centred)),
+    "grouped queries": ("key_value_heads", lambda b: _grouped(b)),
+    "rotary positions": ("position", lambda b: isinstance(b.position, RotaryPosition)),
+    "alibi": ("position", lambda b: isinstance(b.position, ALiBiPosition)),
+    "layout='parallel'": ("layout", lambda b: b.layout == "parallel"),
+    "norm_placement='post'": ("norm_placement", lambda b: b.norm_placement == "post"),
+    "norm no-norm": ("norm", lambda b: isinstance(b.norm, NoNorm)),
+    "mlp_norm no-norm": ("mlp_norm", lambda b: isinstance(b.mlp_norm, NoNorm)),
+    "mlp_norm": ("mlp_norm", lambda b: b.mlp_norm is not None),
+    "sub_blocks='attention'": ("sub_blocks", lambda b: b.sub_blocks == "attention"),
+    "sub_blocks='mlp'": ("sub_blocks", lambda b: b.sub_blocks == "mlp"),
+    "value_residual": ("attention", lambda b: b.attention.value_residual is not None),
+    "a head width": ("head_width", lambda b: b.head_width is not None),
+    "a key": ("attention", lambda b: b.attention.key not in (Dense(), Dense(std=FIXED))),
+    "a square query and several heads": (
+        "attention",
+        lambda b: b.attention.query.square and b.heads > 1,
     ),
-    "a skip": lambda b: b.mlp_branch.has_skip,
-    "a first norm": lambda b: b.first_norm is not None,
+    "a square gate": (
+        "attention",
+        lambda b: bool(b.attention.gate and b.attention.gate.square and b.resolved_head_width > 1),
+    ),
+    "a skip": ("mlp_branch", lambda b: b.mlp_branch.has_skip),
+    "a first norm": ("first_norm", lambda b: b.first_norm is not None),
 }
-"""Parts by name, with a test of whether a block has them."""
+"""Parts by name, with their field of the block and a test of whether a block has them."""
+ONE_MATRIX, LINEAR = "query_key='one-matrix'", "scores='linear'"
+PARALLEL, POST = "layout='parallel'", "norm_placement='post'"
 PAIRS = (
-    ("key_value_heads", "grouped queries", "query_key='one-matrix'", ""),
-    ("head_width", "a head width", "query_key='one-matrix'", "; leave it out"),
-    ("position", "rotary positions", "query_key='one-matrix'", "; use position='learned'"),
-    ("attention", "a key", "query_key='one-matrix'", ": there is no W_K; leave key alone"),
+    ("grouped queries", ONE_MATRIX, ""),
+    ("a head width", ONE_MATRIX, "; leave it out"),
+    ("rotary positions", ONE_MATRIX, "; use position='learned'"),
+    ("a key", ONE_MATRIX, ": there is no W_K; leave key alone"),
     (
-        *("attention", "a square query and several heads", "query_key='one-matrix'"),
+        *("a square query and several heads", ONE_MATRIX),
         ": each head has a matrix of its own; use one head",
     ),
-    ("attention", "gate_per='head'", "no gate", "; give gate a weight, such as dense"),
-    ("attention", "a square gate", "gate_per='head'", "; use a dense gate or gate_per='entry'"),
+    ("gate_per='head'", "no gate", "; give gate a weight, such as dense"),
+    ("a square gate", "gate_per='head'", "; use a dense gate or gate_per='entry'"),
+    ("alibi", LINEAR, ": it lowers scores under a softmax; use another position"),
+    (LINEAR, "softcap", ": it needs a softmax; leave softcap out"),
+    (LINEAR, "sink", ": it needs a softmax; leave sink out"),
     (
-        *("position", "alibi", "scores='linear'"),
-        ": it lowers scores under a softmax; use another position",
-    ),
-    *(
-        ("attention", "scores='linear'", name, f": it needs a softmax; leave {name} out")
-        for name in ("softcap", "sink")
-    ),
-    (
-        *("attention", "scores='linear'", "a centre"),
+        *(LINEAR, "a centre"),
         ": linear attention is 0 at zero scores; use shaping with centred=False",
     ),
     (
-        *("mlp_branch", "a skip", "layout='parallel'"),
+        *("a skip", PARALLEL),
         ": the parallel layout has one skip, in attention_branch; set mlp_branch's skip to 0",
     ),
+    (POST, PARALLEL, ": the parallel layout has its norm before the sub-blocks; use pre"),
+    (POST, "norm no-norm", "; use pre"),
+    (POST, "mlp_norm no-norm", "; use pre"),
     (
-        *("norm_placement", "norm_placement='post'", "layout='parallel'"),
-        ": the parallel layout has its norm before the sub-blocks; use pre",
-    ),
-    ("norm_placement", "norm_placement='post'", "norm no-norm", "; use pre"),
-    ("norm_placement", "norm_placement='post'", "mlp_norm no-norm", "; use pre"),
-    (
-        *("first_norm", "a first norm", "norm_placement='post'"),
+        *("a first norm", POST),
         ": it stands before the first attention; use norm_placement='pre' or leave first_norm out",
     ),
-    ("sub_blocks", "sub_blocks='attention'", "layout='parallel'", "; use layout='sequential'"),
-    ("sub_blocks", "sub_blocks='mlp'", "layout='parallel'", "; use layout='sequential'"),
-    ("sub_blocks", "sub_blocks='attention'", "mlp_norm", "; leave mlp_norm out"),
-    (
-        *("attention", "value_residual", "sub_blocks='mlp'"),
-        ": there are no values; leave value_residual out",
-    ),
+    ("sub_blocks='attention'", PARALLEL, "; use layout='sequential'"),
+    ("sub_blocks='mlp'", PARALLEL, "; use layout='sequential'"),
+    ("sub_blocks='attention'", "mlp_norm", "; leave mlp_norm out"),
+    ("value_residual", "sub_blocks='mlp'", ": there are no values; leave value_residual out"),
 )
-"""Field, two parts that exclude each other, reason and remedy."""
+"""Two parts that exclude each other, reason and remedy."""
 
 
 def _pairs(block: BlockFields) -> Iterator[str]:
-    for field, part, other, advice in PAIRS:
-        if PRESENT[part](block) and PRESENT[other](block):
-            yield f"{field}: {part} and {other} exclude each other{advice}"
+    for first, second, advice in PAIRS:
+        field, has_first = PRESENT[first]
+        if has_first(block) and PRESENT[second][1](block):
+            yield f"{field}: {first} and {second} exclude each other{advice}"
 
 
 def _no_scores(block: BlockFields) -> Iterator[str]:

@@ -1,15 +1,18 @@
 """Text corpora and tokenisers."""
 
 from hessblocks.data.bigrams import BIGRAMS, BigramTable
-from hessblocks.data.cache import CacheWarning, Entry, cache_root, cached
 from hessblocks.data.corpus import (
     END_OF_TEXT,
     MASK,
     PADDING,
     SPECIAL,
+    CacheWarning,
     Corpus,
+    Entry,
     Example,
     Windows,
+    cache_root,
+    cached,
     cached_corpus,
     check_vocabulary,
     write_corpus,

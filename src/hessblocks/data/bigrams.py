@@ -86,23 +86,14 @@ class BigramTable:
             ArgumentError: a token that the table cannot know.
         """
         self._check(tokens.numpy())
-        unmasked = np.pad(~masked.numpy(), ((0, 0), (1, 1)))
-        text = np.pad(tokens.numpy(), ((0, 0), (1, 1)))
+        text = np.where(masked.numpy(), -1, tokens.numpy())
+        text = np.pad(text, ((0, 0), (1, 1)), constant_values=-1)
         row, column = np.nonzero(masked.numpy())
-        left, right = (
-            np.where(unmasked, text, -1)[row, column],
-            np.where(unmasked, text, -1)[row, column + 2],
-        )
-        truth = tokens.numpy()[row, column]
+        # left neighbour, right neighbour and masked token
+        triples = np.stack([text[row, column], text[row, column + 2], tokens.numpy()[row, column]])
         chunk = max(1, _ROWS // len(self._alone))
-        losses = [
-            self._between(
-                left[start : start + chunk],
-                right[start : start + chunk],
-                truth[start : start + chunk],
-            )
-            for start in range(0, len(truth), chunk)
-        ]
+        starts = range(0, triples.shape[1], chunk)
+        losses = [self._between(*triples[:, start : start + chunk]) for start in starts]
         return float(np.concatenate(losses).mean())
 
     def _check(self, tokens: np.ndarray[Any, Any]) -> None:
@@ -112,27 +103,27 @@ class BigramTable:
     def _after(self, before: Any, token: Any) -> Any:
         """Compute P(token | before), elementwise."""
         counts = np.asarray(self._pairs[before, token]).ravel()
-        kinds = self._kinds[before]
-        total = self._begun[before] + kinds
-        return np.where(
-            total > 0,
-            (counts + kinds * self._alone[token]) / np.maximum(total, 1),
-            self._alone[token],
-        )
+        return _smoothed(counts, self._kinds[before], self._begun[before], self._alone[token])
 
     def _between(self, left: Any, right: Any, truth: Any) -> Any:
         """Compute −log P(truth | left, right); −1 means that a neighbour is masked or outside."""
         every = np.log(self._alone)[None].repeat(len(truth), axis=0)
         here = left >= 0
-        kinds, begun = self._kinds[left[here]][:, None], self._begun[left[here]][:, None]
-        counts = self._pairs[left[here]].toarray()
-        spread = (counts + kinds * self._alone) / np.maximum(begun + kinds, 1)
-        every[here] = np.log(np.where(begun + kinds > 0, spread, self._alone))
+        before = left[here]
+        counts, kinds, begun = (
+            self._pairs[before].toarray(),
+            self._kinds[before],
+            self._begun[before],
+        )
+        every[here] = np.log(_smoothed(counts, kinds[:, None], begun[:, None], self._alone))
         here = right >= 0
-        ends = self._alone[right[here]][:, None]
-        counts = self._followed[right[here]].toarray()
-        total = self._begun + self._kinds
-        spread = (counts + self._kinds * ends) / np.maximum(total, 1)
-        every[here] += np.log(np.where(total > 0, spread, ends))
+        counts, ends = self._followed[right[here]].toarray(), self._alone[right[here]]
+        every[here] += np.log(_smoothed(counts, self._kinds, self._begun, ends[:, None]))
         truth_scores = every[np.arange(len(truth)), truth]
         return torch.logsumexp(torch.from_numpy(every), dim=1).numpy() - truth_scores
+
+
+def _smoothed(counts: Any, kinds: Any, begun: Any, alone: Any) -> Any:
+    """Compute (c(a, b) + d(a) P(b)) / (c(a) + d(a)); P(b) for a token a that nothing follows."""
+    total = begun + kinds
+    return np.where(total > 0, (counts + kinds * alone) / np.maximum(total, 1), alone)

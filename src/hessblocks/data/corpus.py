@@ -1,8 +1,17 @@
-"""Tokenise a corpus by byte-pair encoding (BPE) learnt from it, and cut it into windows."""
+"""Tokenise a corpus by byte-pair encoding (BPE) learnt from it, and cut it into windows.
 
+The tokens are kept in a per-user cache: folders with a manifest, built once, verified at each use.
+"""
+
+import glob
 import hashlib
 import itertools
+import os
+import shutil
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -11,17 +20,115 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
+from filelock import FileLock
 from jaxtyping import Int
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hessblocks import storage
 from hessblocks.conventions import AnyPath
-from hessblocks.data.cache import Build, cached
 from hessblocks.data.texts import Text, cut_runs, pieces_of, slices_of, thinned
-from hessblocks.errors import ArgumentError, in_units
-from hessblocks.settings import SMALLEST_VOCABULARY
+from hessblocks.errors import ArgumentError, RunError, in_units
+from hessblocks.settings import VOCABULARY
 from hessblocks.storage import atomic_path, write_text
+
+Build = Callable[[Path], Mapping[str, Any]]
+"""Function that fills a folder and returns a description of its contents, as JSON values."""
+
+
+class CacheWarning(UserWarning):
+    """Warning that a cache entry was damaged or of another version, and is built again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Cache entry: a folder whose files are verified."""
+
+    folder: Path
+    """Folder of the files."""
+    manifest: Mapping[str, Any]
+    """Content of seal.json: `files`, name → SHA-256, and `progress` with the `contents`."""
+
+
+def cache_root() -> Path:
+    """Return the cache folder: `HESSBLOCKS_CACHE`, else `hessblocks` in the user's cache folder."""
+    if configured := os.environ.get("HESSBLOCKS_CACHE"):
+        return Path(configured)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "hessblocks"
+    if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
+        return Path(local) / "hessblocks" / "cache"
+    folder = "Library/Caches" if sys.platform == "darwin" else ".cache"
+    return Path.home() / folder / "hessblocks"
+
+
+def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
+    """Open a cache entry; build it if it is missing, damaged, or made from another key.
+
+    If several processes ask at once, one builds the entry and the others wait.
+
+    Args:
+        name: name of the folder in the cache.
+        key: everything that the contents depend on, as JSON values.
+        build: fills a folder and returns a description of the contents, as JSON values. The folder
+            may contain files of an interrupted build (KeyboardInterrupt, a kill) of the same key.
+
+    Returns:
+        The entry, with all files verified.
+
+    Raises:
+        RunError: the cache cannot be written.
+
+    Cost:
+        SHA-256 of all files of the entry, about a second per gigabyte.
+    """
+    root = cache_root()
+    folder = root / name
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f".{name}.lock"):
+            if fault := storage.check_manifest(folder, storage.identity_of(key)):
+                # entries of earlier versions had a manifest.json; they are replaced silently
+                if folder.exists() and not (folder / "manifest.json").exists():
+                    outdated = "is of another version of text or code"
+                    words = outdated if fault == "is of another run" else fault
+                    warnings.warn(f"cache: {name} {words}; building it again", CacheWarning, 2)
+                storage.remove_partials(root, name)
+                _build(folder, key, build)
+    except OSError as error:
+        raise RunError(
+            f"cache: {root} cannot be used ({error.strerror or error}); free some space or set "
+            "HESSBLOCKS_CACHE to another folder."
+        ) from error
+    return Entry(folder=folder, manifest=storage.read_object(folder / storage.MANIFEST))
+
+
+def _build(folder: Path, key: Mapping[str, Any], build: Build) -> None:
+    with storage.atomic_folder(folder) as temporary, _begun(folder, key) as begun:
+        contents = build(begun)
+        for path in begun.iterdir():
+            path.rename(temporary / path.name)
+        identity, progress = storage.identity_of(key), {"contents": contents}
+        storage.write_manifest(temporary, identity, folder.name, progress)
+
+
+@contextmanager
+def _begun(folder: Path, key: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield a folder that remains after an interruption, and is reused for the same key."""
+    stem = f".{folder.name}.begun-"
+    begun = folder.with_name(stem + hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest())
+    for stale in {*folder.parent.glob(f"{glob.escape(stem)}*")} - {begun}:
+        shutil.rmtree(stale)
+    begun.mkdir(exist_ok=True)
+    storage.remove_partials(begun)
+    try:
+        yield begun
+    except Exception:  # an interruption is no Exception
+        shutil.rmtree(begun, ignore_errors=True)
+        raise
+    begun.rmdir()
+
 
 END_OF_TEXT = "<|endoftext|>"
 """Special token at the end of each document; its id is 0."""
@@ -38,13 +145,10 @@ def check_vocabulary(size: int) -> None:
     """Refuse a vocabulary that cannot hold every byte.
 
     Raises:
-        ArgumentError: `size` is below `SMALLEST_VOCABULARY`.
+        ArgumentError: `size` is below 257: 256 bytes and the end of text.
     """
-    if size < SMALLEST_VOCABULARY:
-        raise ArgumentError(
-            f"--vocab-size: expected at least {SMALLEST_VOCABULARY} (256 bytes and the end of "
-            f"text), got {size}."
-        )
+    if refusal := VOCABULARY.refusal(size):
+        raise ArgumentError(f"--vocab-size: {refusal}")
 
 
 def learn_encoding(
@@ -291,12 +395,12 @@ class Corpus:
         return {"input_ids": input_ids, "labels": input_ids}
 
 
-def cached_corpus(name: str, place: str, key: Mapping[str, Any], build: Build) -> Corpus:
+def cached_corpus(name: str, entry_name: str, key: Mapping[str, Any], build: Build) -> Corpus:
     """Open the corpus of a cache entry; build it if it is missing.
 
     Args:
         name: name of the corpus.
-        place: path of the entry in the cache, without the size of the vocabulary.
+        entry_name: path of the entry in the cache, without the size of the vocabulary.
         key: all that the tokens depend on, with `vocabulary`; the version of tokenizers is added.
         build: writes the files of `write_corpus`, and returns its description.
 
@@ -304,7 +408,7 @@ def cached_corpus(name: str, place: str, key: Mapping[str, Any], build: Build) -
         The corpus, from verified files.
     """
     key = {**key, "tokenizers": tokenizers.__version__}
-    entry = cached(f"{place}-v{key['vocabulary']}", key, build)
+    entry = cached(f"{entry_name}-v{key['vocabulary']}", key, build)
     tokenizer = tokenizers.Tokenizer.from_file(str(entry.folder / "tokenizer.json"))
     kind = token_type(tokenizer.get_vocab_size())
     contents = entry.manifest["progress"]["contents"]

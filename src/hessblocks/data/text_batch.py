@@ -89,9 +89,9 @@ def template_start(tokenizer: Any, bare: bool = False) -> list[int]:
     if bare or tokenizer is None:
         return []
     plain = tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"]
-    whole = tokenizer("a", verbose=False)["input_ids"]
-    starts = range(len(whole) - len(plain) + 1)
-    return next((whole[:n] for n in starts if whole[n : n + len(plain)] == plain), [])
+    templated = tokenizer("a", verbose=False)["input_ids"]
+    starts = range(len(templated) - len(plain) + 1)
+    return next((templated[:n] for n in starts if templated[n : n + len(plain)] == plain), [])
 
 
 def start_words(tokenizer: Any, bare: bool = False) -> str:

@@ -19,7 +19,7 @@ from transformers import modeling_gguf_pytorch_utils as hf_names
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.export.deci import DECI, deci_fields, deci_tensors
-from hessblocks.models import HessblocksForCausalLM, open_gguf
+from hessblocks.models import HessblocksForCausalLM, names_once, open_gguf
 from hessblocks.storage import atomic_path
 from hessblocks.tensor_formats import as_rows, formats, library
 
@@ -229,7 +229,7 @@ def gguf_tensors(
     kind = hf_names.TENSOR_PROCESSORS.get(architecture, hf_names.TensorProcessor)
     processor = kind(config=vars(model.config))
     tensors, missing, names = {}, [], {}
-    with suppress(NotImplementedError):
+    with suppress(NotImplementedError), names_once():
         weights = hf_names.get_gguf_hf_weights_map(model, processor)
         names = {parameter: tensor for tensor, parameter in weights.items()}
     for name, parameter in model.named_parameters():

@@ -47,6 +47,8 @@ HELD = 8
 """Most gradients that `hb.price` holds at once."""
 INPUTS = "inputs."
 """Prefix of mean squared inputs in the file of samples."""
+PIECES = 32
+"""Most batches of the text of a check."""
 AS_STORED = "as stored"
 """Name of the change to a quantised copy."""
 TOGETHER = ("name", "bits", "forecast", "forecast_error", "measured", "measured_error", "outside")
@@ -137,7 +139,8 @@ def measure_price(
         if not summary:
             summary = {"command": "price", "model": subject.name, "told": told}
             summary |= {"changes": len(bill), "asked": settings.allocate}
-            summary |= _summary(bill, {"input_ids": held_out}, settings, folder, progress)
+            other = in_pieces(subject.model, held_out)
+            summary |= _summary(bill, other, settings, folder, progress)
             storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
@@ -164,6 +167,22 @@ def drawn_batches(
     windows = Windows(ids, settings.tokens, template_start(subject.tokenizer, settings.bare))
     drawn = windows.drawn(count + checked, settings.seed, "--sequences")
     return {"input_ids": drawn[:count]}, drawn[count:]
+
+
+def in_pieces(model: nn.Module, windows: Int[Tensor, "windows tokens"]) -> Problem:
+    """Make a problem of a check, with a batch for each of its passes.
+
+    One batch would be cut as much, after two passes to check that its rows are independent.
+
+    Args:
+        model: the model.
+        windows: rows of tokens.
+
+    Returns:
+        The problem.
+    """
+    batches = [{"input_ids": rows} for rows in windows.split(max(1, len(windows) // PIECES))]
+    return Problem(model, batches, loss="causal-lm")
 
 
 def _other(source: str, subject: Subject) -> nn.Module:
@@ -375,7 +394,7 @@ def stored_weights(source: str, names: Sequence[str]) -> dict[str, Float[Tensor,
 
 
 def _summary(
-    bill: Bill, held_out: Any, settings: PricingSettings, folder: Path, progress: Progress
+    bill: Bill, held_out: Problem, settings: PricingSettings, folder: Path, progress: Progress
 ) -> dict[str, Any]:
     """Sum prices, allocate bits, check forecasts, and write the tables."""
     sets: dict[str, tuple[str, ...]] = {}

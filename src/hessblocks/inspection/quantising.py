@@ -25,6 +25,7 @@ from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.pricing import (
     drawn_batches,
     finished,
+    in_pieces,
     note_history,
     stored_bill,
     stored_weights,
@@ -121,7 +122,8 @@ def measure_quantise(
     with claimed(folder, config, free=free):
         if before:
             return {**before, "out": str(folder)}
-        measured = 3 * 2 * settings.check / settings.sequences  # before and after, for each file
+        files = 2 if settings.size_of else 3  # this one, and the mixes beside it
+        measured = files * 2 * settings.check / settings.sequences  # before and after, for each
         bill = stored_bill(problem, target.changes, settings, folder, drawn, progress, measured)
         chosen = target.allocate(bill)
         with progress.stage("file"):
@@ -129,9 +131,8 @@ def measure_quantise(
             stored = _read_back(file, chosen, target)
         summary: dict[str, Any] = {"command": "quantise", "model": subject.name, "file": str(file)}
         summary["told"] = told
-        summary |= _summary(
-            bill, chosen, stored, target, {"input_ids": held_out}, file, folder, progress
-        )
+        other = in_pieces(subject.model, held_out)
+        summary |= _summary(bill, chosen, stored, target, other, file, folder, progress)
         storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
@@ -256,7 +257,7 @@ def _summary(
     chosen: Allocation,
     stored: Mapping[str, Float[Tensor, "..."]],
     target: _Target,
-    held_out: Any,
+    held_out: Problem,
     file: Path,
     folder: Path,
     progress: Progress,

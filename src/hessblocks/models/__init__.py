@@ -3,13 +3,11 @@
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hessblocks.models.build import TASKS, build
-from hessblocks.models.card import write_card
+from hessblocks.models.build import build, read_blocks
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.conversion import from_pretrained_blocks, to_family
 from hessblocks.models.drawing import draw_blocks
-from hessblocks.models.gguf import open_gguf, stored_within, stored_words
-from hessblocks.models.given_blocks import read_blocks
+from hessblocks.models.gguf import names_once, open_gguf, stored_within, stored_words
 from hessblocks.models.heads import (
     HessblocksForCausalLM,
     HessblocksForMaskedLM,
@@ -29,7 +27,6 @@ transformers.AutoModelForSequenceClassification.register(
 # transformers' Trainer reads this to decide whether label smoothing must shift the labels
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["hessblocks"] = HessblocksForCausalLM.__name__
 __all__ = [
-    "TASKS",
     "HessblocksConfig",
     "HessblocksForCausalLM",
     "HessblocksForMaskedLM",

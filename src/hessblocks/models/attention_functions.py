@@ -4,6 +4,7 @@ Letters: B sequences, H heads, T queries, S keys, G key-value heads, K head widt
 V value width.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,11 +39,8 @@ def attention_kernel(implementation: str) -> Kernel:
         key, value = key.to(query.dtype), value.to(query.dtype)  # autocast skips identity values
         called, extras = function, {"softcap": softcap, "s_aux": sinks}
         extras = {name: value for name, value in extras.items() if value is not None}
-        if extras and implementation not in WITH_EXTRAS:
-            raise ArgumentError(
-                f"attn_implementation: {implementation} is not used with attention.softcap or "
-                f"attention.sink; use {' or '.join(WITH_EXTRAS)}"
-            )
+        if extras:
+            check_support(implementation, "attention.softcap or attention.sink", WITH_EXTRAS)
         if extras and implementation == "sdpa":
             called = ALL_ATTENTION_FUNCTIONS.get_interface("eager", eager_attention)
             mask = causal_mask(query, key) if mask is None and causal else mask
@@ -80,6 +78,21 @@ def eager_attention(
 
 WITH_EXTRAS = ("sdpa", "eager", "second_order")
 """Attention functions for layers with a softcap or a sink; `eager` replaces sdpa."""
+WITH_MASKS = ("sdpa", "eager", "flex_attention", "second_order")
+"""Attention functions that use a mask, and so support a window."""
+
+
+def check_support(implementation: str | None, feature: str, supporting: Sequence[str]) -> None:
+    """Refuse an attention function that does not support a feature of a block.
+
+    Raises:
+        ArgumentError: it is not one of `supporting`.
+    """
+    if implementation not in supporting:
+        raise ArgumentError(
+            f"attn_implementation: {implementation} does not support {feature}; use "
+            f"{' or '.join(supporting)}"
+        )
 
 
 def check_mask(

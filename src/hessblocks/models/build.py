@@ -1,14 +1,18 @@
-"""Build a model from sizes and a preset or the user's block."""
+"""Build a model from sizes and a block or a preset's name; read blocks from arguments and files."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from hessblocks import blocks
-from hessblocks.errors import ArgumentError, check_name
+from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.models import heads
-from hessblocks.models.configuration import HessblocksConfig, check_pattern
+from hessblocks.models.configuration import HessblocksConfig, check_pattern, described
+from hessblocks.storage import canonical, read_object, stays_inside
 
 TASKS: dict[str, type[PreTrainedModel]] = {
     "causal-lm": heads.HessblocksForCausalLM,
@@ -93,8 +97,6 @@ def build(
     changes = [*chosen.items(), *blocks.slot_pairs(slots)]
     layers = [_block(spec, start, changes, block_fields) for spec in specs]
     check_pattern(layers, depth)
-    alike = all(layer == layers[0] for layer in layers)
-    pattern = [layer.to_dict() for layer in (layers[:1] if alike else layers)]
     named = [spec for spec in specs if isinstance(spec, str)]
     config = HessblocksConfig(
         vocab_size=vocab_size,
@@ -102,7 +104,7 @@ def build(
         context=context,
         causal=task == "causal-lm",
         preset=name or (blocks.JOIN.join(named) if len(named) == len(layers) else None),
-        block=pattern if pattern[1:] else pattern[0],
+        block=described(layers),
         tie_word_embeddings=tie_word_embeddings,
         embedding_std=layers[0].resolved_embedding_std,
     )
@@ -119,3 +121,63 @@ def _block(
         fields = blocks.placed(block, slots, fields)
         return blocks.with_slots(blocks.with_start(block.replace(**fields), start), slots)
     raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")
+
+
+ENDING = ".json"
+"""Suffix of a file with a block."""
+
+
+def read_blocks(
+    words: Sequence[str], option: str = "--presets", presets: Sequence[str] = blocks.PRESETS
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Read names of blocks; a file's block is named like the file, without the suffix.
+
+    Args:
+        words: presets, variants in brackets, files, or several of these joined by +.
+        option: name of the argument, for errors.
+        presets: allowed names besides files.
+
+    Returns:
+        The names; and for each file, name and block as JSON.
+
+    Raises:
+        ArgumentError: no words, an unknown name, invalid brackets, a file that is missing or has no
+            block of this version, or two blocks with the same name.
+    """
+    files: dict[str, Path] = {}
+    names = []
+    for word in words:
+        parts = [_named(part, files, option) for part in blocks.pattern_names(word)]
+        for part in parts:
+            check_name(option, blocks.parted(part)[0], [*presets, *files])
+        names.append(blocks.JOIN.join(parts))
+    if not names:
+        raise ArgumentError(f"{option}: expected names with commas; known: {', '.join(presets)}.")
+    texts = {name: canonical(_read(path, option).to_dict()) for name, path in files.items()}
+    return tuple(names), tuple(texts.items())
+
+
+def _named(word: str, files: dict[str, Path], option: str) -> str:
+    """Return the name of the block in `word`; add a file to `files`."""
+    if ENDING not in word:
+        return word
+    file, ending, brackets = word.rpartition(ENDING)
+    path, name = Path(file + ending), Path(file).name
+    if name in blocks.PRESETS or files.setdefault(name, path) != path:
+        raise ArgumentError(f"{option}: there are two blocks called {name!r}; rename {path}.")
+    if not stays_inside(name) or not name or set(name) & set("+,[]"):
+        raise ArgumentError(f"{option}: {path}: its name cannot name a block; rename the file.")
+    return name + brackets
+
+
+def _read(path: Path, option: str) -> blocks.BlockConfig:
+    """Read a block from a file in the format of `BlockConfig.to_dict`."""
+    if not path.is_file():
+        raise ArgumentError(f"{option}: {path} is not a file; give one that exists.")
+    try:
+        return blocks.BlockConfig.from_dict(read_object(path))
+    except (ArgumentError, RunError) as error:
+        raise ArgumentError(
+            f"{option}: {path} holds no block that this version knows ({error}); write it with "
+            "BlockConfig.to_dict."
+        ) from error

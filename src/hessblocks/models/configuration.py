@@ -154,9 +154,15 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
             if value != first:
                 name = name.removeprefix("resolved_")
                 raise ArgumentError(
-                    f"{name}: a model has one, but blocks 0 and {index} differ in it, {first!r} "
-                    f"and {value!r}; give {name} once for all blocks"
+                    f"{name}: all blocks of a model share it, but blocks 0 and {index} have "
+                    f"{first!r} and {value!r}; give {name} once for all blocks"
                 )
+
+
+def described(blocks: Sequence[BlockConfig]) -> dict[str, Any] | list[dict[str, Any]]:
+    """Make the field `block` of a configuration; one description if all layers are equal."""
+    alike = all(block == blocks[0] for block in blocks)
+    return blocks[0].to_dict() if alike else [block.to_dict() for block in blocks]
 
 
 SHARED = (
@@ -164,5 +170,5 @@ SHARED = (
     *("logit_softcap", "carried"),
 )
 """Fields that all blocks of a model share."""
-SIZES = tuple(name for name, one in vars(HessblocksConfig).items() if isinstance(one, _OfBlock))
+SIZES = tuple(name for name, size in vars(HessblocksConfig).items() if isinstance(size, _OfBlock))
 """Hugging Face's names of the block's sizes."""

@@ -21,12 +21,13 @@ from hessblocks.blocks import (
     LayerNorm,
     LearnedPosition,
     NoNorm,
+    Norm,
     RMSNorm,
     RotaryPosition,
 )
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.configuration import HessblocksConfig, described
 from hessblocks.models.heads import HessblocksForCausalLM
 from hessblocks.models.saved import load
 
@@ -37,14 +38,15 @@ ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu-tanh"),
 }
 """Our name of each activation, by transformers' name."""
+READ = ("query", "key", "value")
 SLIDING = "sliding_attention"
 
 
 State = dict[str, Shaped[Tensor, "..."]]
 
 
-def _sizes(config: Any) -> dict[str, Any]:
-    """Return the sizes of a block, without those that equal their defaults."""
+def _fields(config: Any, norm: Norm) -> dict[str, Any]:
+    """Return norms and sizes of a block, without sizes that equal their defaults."""
     width, heads = config.hidden_size, config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None)
     head_width = getattr(config, "head_dim", None)
@@ -53,7 +55,14 @@ def _sizes(config: Any) -> dict[str, Any]:
         "heads": heads,
         "key_value_heads": None if groups == heads else groups,
         "head_width": None if head_width == width / heads else head_width,
+        "norm": norm,
+        "final_norm": norm,
     }
+
+
+def _attention(weight: Dense, **fields: Any) -> Attention:
+    """Make an attention with one kind of weight, but for those that are given."""
+    return Attention(**dict.fromkeys((*READ, "projection"), weight) | fields)
 
 
 def _activation(config: Any, name: str) -> str:
@@ -76,17 +85,13 @@ def _llama(config: Any) -> list[BlockConfig]:
     kind = config.model_type
     bias = bool(getattr(config, "attention_bias", kind == "qwen2"))
     norm = RMSNorm(eps=config.rms_norm_eps)
-    read, hidden = Dense(bias=bias), Dense(bias=bool(getattr(config, "mlp_bias", False)))
+    hidden = Dense(bias=bool(getattr(config, "mlp_bias", False)))
     block = BlockConfig(
-        **_sizes(config),
+        **_fields(config, norm),
         mlp_width=config.intermediate_size,
-        norm=norm,
-        final_norm=norm,
         position=_rotary(config),
-        attention=Attention(
-            query=read,
-            key=read,
-            value=read,
+        attention=_attention(
+            Dense(bias=bias),
             projection=Dense(bias=bias and kind != "qwen2"),
             query_key_norm=norm if kind == "qwen3" else NoNorm(),
         ),
@@ -105,12 +110,10 @@ def _gpt2(config: Any) -> list[BlockConfig]:
         raise unfit(config, "add_cross_attention=True: our blocks attend to their own tokens")
     norm, dense = LayerNorm(eps=config.layer_norm_epsilon), Dense(bias=True)
     block = BlockConfig(
-        **_sizes(config),
+        **_fields(config, norm),
         mlp_width=config.n_inner or 4 * config.n_embd,
-        norm=norm,
-        final_norm=norm,
         position=LearnedPosition(),
-        attention=Attention(query=dense, key=dense, value=dense, projection=dense),
+        attention=_attention(dense),
         mlp=MLP(activation=_activation(config, "activation_function"), input=dense, output=dense),
     )
     unscaled = 1.0 if config.scale_attn_weights else block.resolved_head_width**-0.5
@@ -123,20 +126,12 @@ def _gpt2(config: Any) -> list[BlockConfig]:
 
 def _gpt_neox(config: Any) -> list[BlockConfig]:
     norm, dense = LayerNorm(eps=config.layer_norm_eps), Dense(bias=True)
-    linear = Dense(bias=config.attention_bias)
-    parallel: dict[str, Any] = {
-        "layout": "parallel",
-        "mlp_norm": norm,
-        "mlp_branch": Branch(skip=0.0),
-    }
+    parallel = {"layout": "parallel", "mlp_norm": norm, "mlp_branch": Branch(skip=0.0)}
     block = BlockConfig(
-        **_sizes(config),
-        **(parallel if config.use_parallel_residual else {}),
+        **_fields(config, norm) | (parallel if config.use_parallel_residual else {}),
         mlp_width=config.intermediate_size,
-        norm=norm,
-        final_norm=norm,
         position=_rotary(config),
-        attention=Attention(query=linear, key=linear, value=linear, projection=linear),
+        attention=_attention(Dense(bias=config.attention_bias)),
         mlp=MLP(activation=_activation(config, "hidden_act"), input=dense, output=dense),
     )
     return [block] * config.num_hidden_layers
@@ -246,13 +241,11 @@ def from_pretrained_blocks(model_or_folder: PreTrainedModel | AnyPath) -> Hessbl
     loaded = isinstance(model_or_folder, PreTrainedModel)
     model: Any = model_or_folder if loaded else load(cast(AnyPath, model_or_folder))[0]
     blocks = _blocks_of(model.config)
-    alike = all(block == blocks[0] for block in blocks)
-    described = [block.to_dict() for block in (blocks[:1] if alike else blocks)]
     original = model.config.to_diff_dict()
     config = HessblocksConfig(
         depth=len(blocks),
         context=model.config.max_position_embeddings,
-        block=described[0] if alike else described,
+        block=described(blocks),
         embedding_std=model.config.initializer_range,
         family={name: value for name, value in original.items() if name not in LEFT_OUT},
         **{name: getattr(model.config, name) for name in KEPT},
@@ -293,7 +286,6 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
         raise ArgumentError("model: expected a model that hb.from_pretrained_blocks made")
     blocks = model.config.blocks
     fields: dict[str, Any] = {name: getattr(model.config, name) for name in KEPT}
-    kind = family["model_type"]
     fields["num_hidden_layers"] = len(blocks)
     if isinstance(blocks[0].position, LearnedPosition):
         fields["max_position_embeddings"] = model.config.context
@@ -306,11 +298,11 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
         setattr(config, name, value)
     for layer, (block, stated) in enumerate(zip(blocks, _blocks_of(config), strict=True)):
         if block != stated:
-            fields = block.to_dict()
-            name = next(name for name, value in stated.to_dict().items() if fields[name] != value)
+            stated_fields = stated.to_dict().items()
+            name = next(name for name, value in stated_fields if block.to_dict()[name] != value)
             raise ArgumentError(
-                f"model: the configuration of {kind} cannot say that layer {layer} has another "
-                f"{name}; hb.to_gguf writes a Llama with layers of different sizes"
+                f"model: the configuration of {config.model_type} cannot say that layer {layer} "
+                f"has another {name}; hb.to_gguf writes a Llama with layers of different sizes"
             )
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         places = AutoModelForCausalLM.from_config(config).state_dict()
@@ -322,15 +314,13 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
 
 def _sizes_that_differ(block: BlockConfig, config: Any) -> dict[str, int]:
     """Return the sizes of a block that a configuration has otherwise, under its names."""
-    (default, *_), names = (
-        _blocks_of(config),
-        {
-            "resolved_mlp_width": ("intermediate_size", "n_inner"),
-            "heads": ("num_attention_heads",),
-            "resolved_key_value_heads": ("num_key_value_heads",),
-            "resolved_head_width": ("head_dim",),
-        },
-    )
+    default = _blocks_of(config)[0]
+    names = {
+        "resolved_mlp_width": ("intermediate_size", "n_inner"),
+        "heads": ("num_attention_heads",),
+        "resolved_key_value_heads": ("num_key_value_heads",),
+        "resolved_head_width": ("head_dim",),
+    }
     changes: dict[str, int] = {}
     for size, fields in names.items():
         if (value := getattr(block, size)) != getattr(default, size):

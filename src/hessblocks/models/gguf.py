@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -413,22 +413,22 @@ def _bits(type_: str) -> int:
     return int(digits[0]) if (digits := re.search(r"\d+", type_)) else FULL
 
 
+def names_once() -> AbstractContextManager[Any]:
+    """Let transformers make its table of tensor names once, not once a module."""
+    import gguf
+
+    return patch.object(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))
+
+
 @contextmanager
 def reading(reader: Any) -> Iterator[None]:
-    """Let transformers use a reader again.
-
-    It would read the header at each step, and make the table of names for each module.
-    """
+    """Let transformers use a reader again: it would read the header at each step."""
     if reader is None:
         yield
         return
     import gguf
 
-    names = functools.cache(gguf.get_tensor_name_map)
-    with (
-        patch.object(gguf, "GGUFReader", lambda *_: reader),
-        patch.object(gguf, "get_tensor_name_map", names),
-    ):
+    with patch.object(gguf, "GGUFReader", lambda *_: reader), names_once():
         yield
 
 

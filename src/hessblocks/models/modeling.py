@@ -1,8 +1,8 @@
 """Trunk of Hugging Face models made of blocks: embeddings, layers, final norm."""
 
 import warnings
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -27,14 +27,6 @@ from hessblocks.models.pretrained import HessblocksPreTrainedModel, check_keywor
 
 _Given = tuple[Tensor, Tensor | None, Tensor | None, Cache | None]
 """Hidden states, mask, positions and cache of a forward pass."""
-
-
-@dataclass(frozen=True)
-class _Window:
-    """Minimal configuration from which transformers makes sliding-window masks."""
-
-    _attn_implementation: str
-    sliding_window: int
 
 
 class Layer(GradientCheckpointingLayer, Block):
@@ -222,8 +214,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
             differs &= (positions > 0) if real is None else real[:, int(past) :][:, :tokens]
             if bool(differs.any()):
                 raise ArgumentError(
-                    f"position_ids: behind a cache {self.position.kind} counts the unpadded tokens "
-                    "by itself, and these are others; leave position_ids out"
+                    f"position_ids: with a cache, {self.position.kind} counts the unpadded tokens "
+                    "itself, and position_ids differ from that count; leave them out"
                 )
         return query_places, key_places
 
@@ -231,12 +223,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
         """Compute the position bias that is added to the scores, or None."""
         if not self.position.biased:
             return None
-        name = self.config._attn_implementation
-        if name not in attention_functions.WITH_EXTRAS:
-            raise ArgumentError(
-                f"attn_implementation: {name} is not used with {self.position.kind}; use "
-                f"{' or '.join(attention_functions.WITH_EXTRAS)}"
-            )
+        attention_functions.check_support(
+            self.config._attn_implementation, self.position.kind, attention_functions.WITH_EXTRAS
+        )
         queries, keys = self._distant(inputs, past, places)
         return self.position.bias(queries, keys, self._heads, inputs[0].dtype)
 
@@ -252,13 +241,10 @@ class HessblocksModel(HessblocksPreTrainedModel):
         """Make the mask of layers with this window; restrict a user's mask to the window."""
         x, mask, positions, cache = inputs
         name = self.config._attn_implementation
-        if name not in WITH_MASKS:
-            raise ArgumentError(
-                f"attn_implementation: {name} would overlook attention.window; use "
-                f"{' or '.join(WITH_MASKS)}"
-            )
+        attention_functions.check_support(name, "attention.window", attention_functions.WITH_MASKS)
         if mask is None or mask.ndim == 2:
-            config: Any = _Window(name, window)
+            # all of a configuration that transformers reads for the mask of a sliding window
+            config: Any = SimpleNamespace(_attn_implementation=name, sliding_window=window)
             return create_sliding_window_causal_mask(config, x, mask, cache, position_ids=positions)
         queries = past + torch.arange(x.shape[1], device=x.device)
         keys = torch.arange(mask.shape[-1], device=x.device)
@@ -269,20 +255,16 @@ class HessblocksModel(HessblocksPreTrainedModel):
         return mask.masked_fill(~near, -torch.inf)
 
 
-WITH_MASKS = ("sdpa", "eager", "flex_attention", "second_order")
-"""Attention functions that use a mask, and so support a window."""
-
-
 def _uncached(use_cache: bool | None, cache: Cache | None) -> tuple[bool, None]:
     """Disable the cache for layers that are recomputed (checkpointing); refuse a given cache."""
     if cache is not None:
         raise ArgumentError(
-            "past_key_values: layers that are computed twice cannot use them; turn gradient "
-            "checkpointing off or leave them out"
+            "past_key_values: layers under gradient checkpointing are computed twice and cannot "
+            "use a cache; turn gradient checkpointing off or leave past_key_values out"
         )
     if use_cache:
         warnings.warn(
-            "use_cache is ignored: layers that are computed twice must not be cached", stacklevel=3
+            "use_cache is ignored: layers under gradient checkpointing have no cache", stacklevel=3
         )
     return False, None
 

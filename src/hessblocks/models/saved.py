@@ -4,7 +4,8 @@ import hashlib
 import os
 import re
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -82,7 +83,10 @@ class Saved:
         if is_gguf(source):
             return cls._in_file(source, Path(source))
         location = _place(source)
-        _warn_of_other_weights(source, Path(location))
+        folder = Path(location)
+        if (folder / storage.MANIFEST).is_file() and (fault := storage.check_in_place(folder)):
+            words = f"MODEL: {source} {fault}; it is taken as it is now"
+            warnings.warn(words, storage.DamageWarning, stacklevel=3)
         with quiet():
             return cls(source=source, location=location, config=_config(source, location))
 
@@ -90,13 +94,8 @@ class Saved:
     def _in_file(cls, source: str, path: Path) -> Self:
         reader = check_gguf(path)
         folder = str(path.parent)
-        with quiet(), reading(reader):
-            try:
-                config = AutoConfig.from_pretrained(folder, gguf_file=path.name, **_LOCAL)
-            except Exception as error:  # a file from elsewhere may cause any kind of error
-                raise RunError(
-                    f"MODEL: {source} cannot be loaded ({_first_line(error)})."
-                ) from error
+        with quiet(), reading(reader), _loading(source):
+            config = AutoConfig.from_pretrained(folder, gguf_file=path.name, **_LOCAL)
         complete_config(path, reader, config)
         return cls(source=source, location=folder, config=config, gguf=path.name, reader=reader)
 
@@ -114,8 +113,8 @@ class Saved:
         try:
             if self.reader:
                 return str(self.reader.fields["general.license"].contents())
-            found = (metadata_load(_folder_of(self.location) / storage.CARD) or {})["license"]
-            return found if isinstance(found, str) else None
+            named = (metadata_load(_folder_of(self.location) / storage.CARD) or {})["license"]
+            return named if isinstance(named, str) else None
         except Exception:  # a file from elsewhere may cause any kind of error
             return None
 
@@ -149,30 +148,18 @@ class Saved:
             keywords["config"] = self.config  # reading it again would take seconds
         quantised = self.gguf or getattr(self.config, "quantization_config", None)
         bars = without_bars() if quantised else nullcontext()
-        with quiet(), reading(self.reader), bars:
-            try:
-                if self.gguf:
-                    types = stored_types(Path(self.source), self.reader, self.config, auto)
-                model, report = auto.from_pretrained(
-                    self.location,
-                    **_LOCAL,
-                    use_safetensors=True,
-                    dtype=torch.float32,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # then the loading information names them
-                    **keywords,
-                )
-            except (HessblocksError, MemoryError):
-                raise
-            except SafetensorError as error:
-                raise RunError(
-                    f"{self.source}: the weights are damaged or cut off ({error}); copy or save "
-                    "the model again"
-                ) from error
-            except Exception as error:  # files from elsewhere may cause any kind of error
-                raise RunError(
-                    f"MODEL: {self.source} cannot be loaded ({_first_line(error)})."
-                ) from error
+        with quiet(), reading(self.reader), bars, _loading(self.source):
+            if self.gguf:
+                types = stored_types(Path(self.source), self.reader, self.config, auto)
+            model, report = auto.from_pretrained(
+                self.location,
+                **_LOCAL,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # then the loading information names them
+                **keywords,
+            )
         check_complete(self.source, {**report, "missing_keys": (), "unexpected_keys": ()})
         for name, weight in model.named_parameters():
             if not weight.isfinite().all():
@@ -228,6 +215,21 @@ class Saved:
         return None
 
 
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """Report an error of transformers, which any content of a file may cause, in a sentence."""
+    try:
+        yield
+    except (HessblocksError, MemoryError):
+        raise
+    except SafetensorError as error:
+        raise RunError(
+            f"{source}: the weights are damaged or cut off ({error}); copy or save the model again"
+        ) from error
+    except Exception as error:
+        raise RunError(f"MODEL: {source} cannot be loaded ({_first_line(error)}).") from error
+
+
 def context_of(model: nn.Module) -> int | None:
     """Read a model's maximum sequence length; None if its configuration has none."""
     config = getattr(model, "config", None)
@@ -274,18 +276,6 @@ def _place(source: str) -> str:
     return source
 
 
-def _warn_of_other_weights(source: str, folder: Path) -> None:
-    """Warn if the files of a model trained by hessblocks have changed or belong to another run."""
-    if not (folder / storage.MANIFEST).is_file():
-        return
-    if fault := storage.check_in_place(folder):
-        warnings.warn(
-            f"MODEL: {source} {fault}; it is taken as it is now",
-            storage.DamageWarning,
-            stacklevel=4,
-        )
-
-
 def _config(source: str, location: str) -> Any:
     storage.check_model_folder(_folder_of(location))
     try:
@@ -306,7 +296,11 @@ def _config(source: str, location: str) -> Any:
             f"is transformers' {config.model_type}",
             stacklevel=5,
         )
-    _check_alone(source, location)
+    if find_adapter_config_file(location, local_files_only=True):
+        raise ArgumentError(
+            f"MODEL: {source} holds an adapter of another model; merge both and give the merged "
+            "model."
+        )
     return config
 
 
@@ -316,15 +310,6 @@ def _folder_of(location: str) -> Path:
         return Path(location)
     cached = try_to_load_from_cache(location, "config.json")
     return Path(cached).parent if isinstance(cached, str) else Path(location)
-
-
-def _check_alone(source: str, location: str) -> None:
-    """Refuse an adapter without its base model."""
-    if find_adapter_config_file(location, local_files_only=True):
-        raise ArgumentError(
-            f"MODEL: {source} holds an adapter of another model; merge both and give the merged "
-            "model."
-        )
 
 
 def _first_line(error: Exception) -> str:

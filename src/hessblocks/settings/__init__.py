@@ -20,19 +20,20 @@ from hessblocks.settings.field_marks import (
     prefix,
     words,
 )
-from hessblocks.settings.inspected import CurvatureInspection, InspectionSettings, SignalInspection
-from hessblocks.settings.optimisation import TrainingSettings, TunedSettings
 from hessblocks.settings.pretrained import (
     BUDGETS,
+    CurvatureInspection,
+    InspectionSettings,
     PricingSettings,
     QuantisingSettings,
+    SignalInspection,
     SimplifySettings,
 )
 from hessblocks.settings.run_settings import (
     BUILT_IN,
     ROLES,
-    SMALLEST_VOCABULARY,
     TRACKERS,
+    VOCABULARY,
     ComparisonSettings,
     CurvatureSettings,
     DataSettings,
@@ -41,6 +42,8 @@ from hessblocks.settings.run_settings import (
     PresetSizes,
     RunSettings,
     SharedSettings,
+    TrainingSettings,
+    TunedSettings,
     check_place,
     chooses,
     heads_refusal,

@@ -1,4 +1,4 @@
-"""Settings of `hessblocks price`, `quantise` and `simplify`: changes of a pretrained model."""
+"""Settings of commands on a saved model: curvature, signal, price, quantise, simplify."""
 
 from __future__ import annotations
 
@@ -7,8 +7,96 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from hessblocks.errors import ArgumentError
+from hessblocks.conventions import PARTS, Part
+from hessblocks.errors import ArgumentError, check_name
 from hessblocks.settings.field_marks import OneOf, Range, Seed, above_0, at_least, check_ranges
+from hessblocks.settings.run_settings import STARTS, BlockSizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectionSettings(BlockSizes):
+    """Held-out tokens to measure a model on.
+
+    Sizes and vocabulary are only for presets.
+    """
+
+    start: Annotated[str, OneOf(STARTS)] = "scaled"
+    """Initialisation of a preset: scaled by the widths, or fixed (standard deviation 0.02)."""
+    vocab_size: int = 4096
+    """Size of the vocabulary learnt from the data."""
+    data: str = "python-code"
+    """Held-out text: python-code (the standard library), a file or folder, or random (tokens)."""
+    sequences: Annotated[int, at_least(1)] = 8
+    """Number of held-out sequences."""
+    tokens: Annotated[int, at_least(2)] = 32
+    """Tokens per sequence, 2 or more."""
+    bare: bool = False
+    """Leave out what the tokenizer puts first in each window, such as <bos>."""
+    seed: Seed = 0
+    """Random seed of a preset's weights and of the windows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureInspection(InspectionSettings):
+    """Curvature to measure."""
+
+    seed: Seed = 0
+    """Random seed of a preset's weights, of the windows and of the probes."""
+    groups: tuple[str, ...] = ("*",)
+    """Patterns of group names, with commas, such as '*.attention.query'."""
+    level: Annotated[str, OneOf(("role", "head", "expert", "tensor"))] = "role"
+    """Granularity of the parameter groups: role, head, expert or tensor."""
+    parts: tuple[Part, ...] = PARTS
+    """Parts of the Hessian, with commas: outer (Gauss-Newton), functional, full."""
+    probes: Annotated[int, at_least(4)] = 16
+    """Random vectors per group, 4 or more; --method sampled takes four times as many gradients."""
+    method: Annotated[str, OneOf(("auto", "probes", "sampled"))] = "auto"
+    """Estimate norms and map by probes, sampled gradients (--parts outer), or the cheaper."""
+    eigenvalues: Annotated[int | None, at_least(0)] = None
+    """Number of largest eigenvalues of H, all groups together; by default 3."""
+    spectrum: bool = False
+    """Measure the spectral density, all groups together."""
+    each_group: bool = False
+    """Measure eigenvalues and spectrum of each group's diagonal block instead."""
+    map: bool = False
+    """Measure the norms of the blocks of all pairs of groups."""
+    loss: Annotated[str, OneOf(("causal-lm", "masked-lm", "classification"))] = "causal-lm"
+    """Loss: causal-lm, masked-lm (of 15 % of the tokens), or classification (only in Python)."""
+    memory_limit: Annotated[float | None, above_0("gigabytes (GB)")] = None
+    """Gigabytes besides model and data; by default 45 % of the free memory; less is slower."""
+
+    def __post_init__(self) -> None:
+        """Check ranges and parts, and sort the parts."""
+        super().__post_init__()
+        for part in self.parts:
+            check_name("--parts", part, PARTS)
+        if not self.parts:
+            raise ArgumentError(f"--parts: expected one or more of {', '.join(PARTS)}, got none.")
+        if self.method == "sampled" and self.parts != ("outer",):
+            raise ArgumentError(
+                "--method: sampled measures the outer part alone; add --parts outer."
+            )
+        if not self.groups:
+            raise ArgumentError("--groups: expected patterns with commas, got none.")
+        ordered = tuple(part for part in PARTS if part in self.parts)
+        object.__setattr__(self, "parts", ordered)
+
+    @property
+    def chooses(self) -> bool:
+        """True if no quantity is set, so that the size of the model decides."""
+        names = ("parts", "map", "probes", "method")
+        return all(getattr(self, name) == getattr(CurvatureInspection, name) for name in names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalInspection(InspectionSettings):
+    """Signal propagation to measure."""
+
+    depth: Annotated[int, at_least(1)] = 16
+    sequences: Annotated[int, at_least(1)] = 4
+    jacobian_steps: Annotated[int, at_least(0)] = 8
+    """Products with each layer's Jacobian, for its condition number; 0: none."""
+
 
 NOT_NEGATIVE = Range(lambda value: value >= 0, "0 or more")
 
@@ -50,19 +138,16 @@ class PricingSettings:
 
     def __post_init__(self) -> None:
         """Convert bits and shares to numbers; check ranges, and that --allocate fits --round."""
-        bits = tuple(_number("--round", int, one, 2, 8) for one in self.round)
-        shares = tuple(_number("--prune", float, one, 1e-9, 1 - 1e-9) for one in self.prune)
-        for name in ("cache", "activations"):
-            own = tuple(_number(f"--{name}", int, one, 2, 8) for one in getattr(self, name))
-            object.__setattr__(self, name, own)
-        weights = bits or shares or self.formats or self.merge or self.against
+        _set_numbers(self, "prune", float, 1e-9, 1 - 1e-9)
+        for name in ("round", "cache", "activations"):
+            _set_numbers(self, name, int, 2, 8)
+        bits = self.round
+        weights = bits or self.prune or self.formats or self.merge or self.against
         if (self.cache or self.activations) and weights:
             raise ArgumentError(
                 "--cache: activations and weights are priced apart, since their gradients differ; "
                 "leave --round, --formats, --prune, --merge and --against out."
             )
-        object.__setattr__(self, "round", bits)
-        object.__setattr__(self, "prune", shares)
         check_ranges(self)
         if self.allocate is None or self.formats:
             return
@@ -96,26 +181,29 @@ class PricingSettings:
             )
 
 
-def _number(name: str, kind: Any, word: Any, least: float, most: float) -> Any:
-    """Convert one entry of --round, --prune, --cache or --activations to a number in its range."""
-    with suppress(ValueError):
-        if least <= (found := kind(word)) <= most:
-            return found
-    expected = "bits from 2 to 8" if kind is int else "shares between 0 and 1"
-    raise ArgumentError(f"{name}: expected {expected}, got {word!r}.")
+def _set_numbers(settings: Any, name: str, kind: Any, least: float, largest: float) -> None:
+    """Convert the entries of --round, --prune, --cache or --activations to numbers in a range."""
+    numbers = []
+    for word in getattr(settings, name):
+        with suppress(ValueError):
+            if least <= (number := kind(word)) <= largest:
+                numbers.append(number)
+                continue
+        expected = "bits from 2 to 8" if kind is int else "shares between 0 and 1"
+        raise ArgumentError(f"--{name}: expected {expected}, got {word!r}.")
+    object.__setattr__(settings, name, tuple(numbers))
 
 
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 BUDGETS = ("size_of", "bytes", "bits", "nats")
 """Settings of `quantise` for the size of its file."""
-TARGETS = ("gguf", "compressed-tensors", "torchao")
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantisingSettings:
     """Size of the file, what reads it, and the text for the forecasts."""
 
-    to: Annotated[str, OneOf(TARGETS)] = "gguf"
+    to: Annotated[str, OneOf(("gguf", "compressed-tensors", "torchao"))] = "gguf"
     """What reads the file: gguf (llama.cpp), or a folder of compressed-tensors or torchao."""
     size_of: str | None = None
     """Standard mix whose size the file gets, such as IQ4_NL or Q4_K_M; of a folder, a uniform
@@ -152,10 +240,10 @@ class QuantisingSettings:
         Raises:
             ArgumentError: none or several are given.
         """
-        given = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(given) != 1:
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(budgets) != 1:
             raise ArgumentError("--size-of: give one of --size-of, --bytes, --bits and --nats.")
-        return given[0]
+        return budgets[0]
 
     def check_file(self, file: Path) -> None:
         """Refuse a file that is not of the form of `to`, or sizes that are none or several.
@@ -176,7 +264,7 @@ class QuantisingSettings:
 
 
 REMOVALS = ("layer", "attention", "linear map", "heads", "mlp units")
-"""Kinds of removal; names of `simplify.KINDS`, whose import loads torch."""
+"""Kinds of removal; names of `simplify.table.KINDS`, whose import loads torch."""
 SHARE = Range(lambda value: 0 <= value < 1, "a share from 0, below 1")
 
 

@@ -11,8 +11,14 @@ from typing import Any
 from hessblocks.signal.derivatives import Conditioning
 from hessblocks.signal.heads import HeadSignal
 from hessblocks.signal.layers import layers_of
-from hessblocks.signal.propagation import LayerSignal, Signal, propagate
-from hessblocks.signal.token_similarity import COLLAPSED, TokenSignal, rank_collapse
+from hessblocks.signal.propagation import (
+    COLLAPSED,
+    LayerSignal,
+    Signal,
+    TokenSignal,
+    propagate,
+    rank_collapse,
+)
 
 __all__ = [
     "Conditioning",

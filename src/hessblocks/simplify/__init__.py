@@ -1,9 +1,8 @@
 """Remove parts of a pretrained model: candidates, measured costs, a plan, one pass of refits."""
 
-from hessblocks.simplify.change import LayerChange, changed, one_pass
+from hessblocks.simplify.change import LayerChange, one_pass
 from hessblocks.simplify.healing import heal
-from hessblocks.simplify.kinds import KINDS
-from hessblocks.simplify.least_squares import NormalEquations, Refit
+from hessblocks.simplify.least_squares import Refit
 from hessblocks.simplify.passes import Cost, Held, Pass, outputs_of
 from hessblocks.simplify.place import Candidate, Place, edited
 from hessblocks.simplify.plan import Plan, even_plan, priced_plan
@@ -12,19 +11,16 @@ from hessblocks.simplify.speed import counts_of
 from hessblocks.simplify.table import Removals, candidates, measure_removals
 
 __all__ = [
-    "KINDS",
     "Candidate",
     "Cost",
     "Held",
     "LayerChange",
-    "NormalEquations",
     "Pass",
     "Place",
     "Plan",
     "Refit",
     "Removals",
     "candidates",
-    "changed",
     "counts_of",
     "edited",
     "even_plan",

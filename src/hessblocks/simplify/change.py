@@ -91,17 +91,17 @@ def one_pass(
 
     Cost: about four passes over the text, and two refits a layer.
     """
-    x, made = text.states[0], []
+    x, candidates = text.states[0], list[Candidate]()
     for index in range(model.config.depth):
         at = Place(model=model, index=index, text=text, now=x)
         change = changes.get(index, LayerChange())
         if change.layer:
-            made.append(at.candidate("changed", None))
+            candidates.append(at.candidate("changed", None))
             continue
         pair = _pair(at, change, everything=True)
-        made.append(at.candidate("changed", pair.block, pair.state))
+        candidates.append(at.candidate("changed", pair.block, pair.state))
         x = pair.output()
-    return edited(model, *made)
+    return edited(model, *candidates)
 
 
 class _Pair:
@@ -116,7 +116,9 @@ class _Pair:
             getattr(at.layer, name, None) for name in ("attention_branch", "mlp_branch")
         ]
         self.plain = not at.layer.post and all(
-            isinstance(one.norm, nn.Identity) and one.gain != 0 for one in branches if one
+            isinstance(branch.norm, nn.Identity) and branch.gain != 0
+            for branch in branches
+            if branch
         )
         """Whether the stream is linear in the outputs of both sub-blocks."""
         wanted: dict[str, tuple[Tensor, Tensor]] = {}
@@ -138,19 +140,16 @@ class _Pair:
         elif change.attention == "linear":
             inputs = self._read()
             bias = at.layer.get_submodule(PROJECTION).bias is not None
-            width, rows = (
-                block.width,
-                {n: v for n, v in self.state.items() if "attention." not in n},
-            )
-            zero = inputs.new_zeros(width + bias, width)
+            zero = inputs.new_zeros(block.width + bias, block.width)
             weight = self._refit(PROJECTION, inputs).solve(zero)
-            self.state = {**rows, **at.named(PROJECTION, weight)}
+            rest = {name: v for name, v in self.state.items() if "attention." not in name}
+            self.state = rest | at.named(PROJECTION, weight)
             mapped = Attention(scores="none", projection=Dense(bias=bias))
             self.block = block.replace(attention=mapped)
         else:
             context = at.text.context
-            seen, _ = outputs_of(self.module.attention, ["projection"], self._read(), context)
-            mixed = seen["projection"][0]
+            calls, _ = outputs_of(self.module.attention, ["projection"], self._read(), context)
+            mixed = calls["projection"][0]
             if change.groups:
                 self._cut_heads(mixed, change.groups)
             else:
@@ -175,27 +174,26 @@ class _Pair:
         """Remove groups one by one, each time the one that the refitted projection misses least."""
         at, block = self.at, self.block
         groups, width = block.resolved_key_value_heads, block.resolved_head_width
-        every = torch.arange(block.heads * width, device=mixed.device)
-        share = len(every) // groups
         refit, left = self._refit(PROJECTION, mixed), list(range(groups))
 
-        def rows(kept: list[int]) -> Tensor:
-            return every[torch.isin(every // share, every.new_tensor(kept))]
+        def entries(heads: int, remaining: list[int]) -> Tensor:
+            """List the entries of the remaining groups, of all that so many heads have."""
+            every = torch.arange(heads * width, device=mixed.device)
+            return every[torch.isin(every // (len(every) // groups), every.new_tensor(remaining))]
 
         def missed(group: int) -> float:
-            kept = rows([other for other in left if other != group])
-            return refit.whole.error(*at.refitted(PROJECTION, refit, kept))
+            inputs = entries(block.heads, [number for number in left if number != group])
+            return refit.whole.error(*at.refitted(PROJECTION, refit, inputs))
 
         for _ in range(gone):
             left.remove(min(left, key=missed))
-        kept = rows(left)
-        own = torch.arange(groups * width, device=kept.device)
-        own = own[torch.isin(own // width, own.new_tensor(left))]
+        of_queries, of_keys = entries(block.heads, left), entries(groups, left)
         for name in READ:
-            self.state |= _cut(self.state, f"attention.{name}", kept if name == "query" else own)
+            rows = of_queries if name == "query" else of_keys
+            self.state |= _cut(self.state, f"attention.{name}", rows)
         if SINK in self.state:
-            self.state[SINK] = self.state[SINK][kept[::width] // width]
-        self.state |= at.named(PROJECTION, at.refitted(PROJECTION, refit, kept)[0])
+            self.state[SINK] = self.state[SINK][of_queries[::width] // width]
+        self.state |= at.named(PROJECTION, at.refitted(PROJECTION, refit, of_queries)[0])
         heads = block.heads // groups * len(left)
         groups = len(left)
         self.block = block.replace(
@@ -208,25 +206,25 @@ class _Pair:
         """Remove the units with the smallest output on the text, and refit the output matrix."""
         at, name = self.at, "attention_branch"
         names = [OUTPUT, *([name] if self.module.attention is not None else [])]
-        seen, output = outputs_of(self.module, names, at.stream, at.text.context)
-        hidden, before = seen[OUTPUT]
+        calls, output = outputs_of(self.module, names, at.stream, at.text.context)
+        hidden, before = calls[OUTPUT]
         stream = at.stream
-        if name in seen:
-            stream = seen[name][1]
+        if name in calls:
+            stream = calls[name][1]
         elif at.layer.parallel:  # the skip of attention has become that of the MLP
             stream = at.layer.attention_branch.skip * stream
-        kept = None
+        units = None
         if gone:
             size = (hidden * _weights(self.after)[..., None].sqrt()).flatten(0, 1)
             size = size.double().square().sum(0)
             size *= self.state[f"{OUTPUT}.weight"].double().square().sum(0)
-            kept = size.topk(len(size) - gone).indices.sort().values
+            units = size.topk(len(size) - gone).indices.sort().values
             for reader in at.unit_readers:
-                self.state |= _cut(self.state, reader, kept)
-            self.block = self.block.replace(mlp_width=len(kept))
-            hidden = hidden[..., kept]
+                self.state |= _cut(self.state, reader, units)
+            self.block = self.block.replace(mlp_width=len(units))
+            hidden = hidden[..., units]
         fit = self._refit(OUTPUT, hidden, stream)
-        new = at.named(OUTPUT, at.refitted(OUTPUT, fit, kept, cut=True)[0])
+        new = at.named(OUTPUT, at.refitted(OUTPUT, fit, units, cut=True)[0])
         self.state |= new
         if self.plain:  # without another run of the layer
             now = F.linear(hidden, new[f"{OUTPUT}.weight"], new.get(f"{OUTPUT}.bias"))
@@ -277,8 +275,8 @@ def _without_attention(
 
 
 def _cut(
-    state: Mapping[str, Tensor], name: str, kept: Int[Tensor, " K"]
+    state: Mapping[str, Tensor], name: str, rows: Int[Tensor, " K"]
 ) -> dict[str, Float[Tensor, "..."]]:
-    """Return weight and bias of a matrix, with only the kept outputs."""
+    """Return weight and bias of a matrix, with only these outputs."""
     ends = (f"{name}.weight", f"{name}.bias")
-    return {end: state[end][kept] for end in ends if end in state}
+    return {end: state[end][rows] for end in ends if end in state}

@@ -38,8 +38,8 @@ class _Healer(GuardedTrainer):
         tokens = inputs["input_ids"]
         with torch.no_grad():
             wanted = self.teacher(input_ids=tokens).logits[:, :-1].log_softmax(-1)
-        found = model(input_ids=tokens).logits[:, :-1].log_softmax(-1)
-        pair = (found.flatten(0, 1), wanted.flatten(0, 1))
+        predicted = model(input_ids=tokens).logits[:, :-1].log_softmax(-1)
+        pair = (predicted.flatten(0, 1), wanted.flatten(0, 1))
         return F.kl_div(*pair, log_target=True, reduction="batchmean")
 
 
@@ -75,21 +75,17 @@ def heal(
     Cost: forward and backward pass over steps · batch · T tokens, and a forward pass of the
         teacher.
     """
-    made: Any = copy.deepcopy(model)  # the model shares weights with the original
-    wanted = {
-        id(p)
-        for n in layers or range(len(made.model.layers))
-        for p in made.model.layers[n].parameters()
-    }
-    for parameter in made.parameters():
-        parameter.requires_grad_(id(parameter) in wanted)
+    healed: Any = copy.deepcopy(model)  # the model shares weights with the original
+    healed.requires_grad_(False)
+    for index in layers or range(len(healed.model.layers)):
+        healed.model.layers[index].requires_grad_(True)
     if not steps:
-        return made.requires_grad_(True)  # type: ignore[no-any-return]
+        return healed.requires_grad_(True)  # type: ignore[no-any-return]
     rows = [{"input_ids": row, "labels": row} for row in tokens]
     with tempfile.TemporaryDirectory() as folder, quiet():
         arguments = quiet_arguments(
             Path(folder),
-            made.device.type,
+            healed.device.type,
             max_steps=steps,
             learning_rate=learning_rate,
             lr_scheduler_type="linear",
@@ -98,13 +94,14 @@ def heal(
             per_device_train_batch_size=batch,
             seed=seed,
         )
-        trainer = _Healer(model=made, args=arguments, train_dataset=rows)
+        trainer = _Healer(model=healed, args=arguments, train_dataset=rows)
         trainer.teacher = teacher
         trainer.train()
     failed = trainer.divergence and f"{trainer.divergence.words} {trainer.divergence.verb}"
     with torch.no_grad():  # the trainer checks before each update, not after the last
-        if not (failed or made(input_ids=tokens[:batch].to(made.device)).logits.isfinite().all()):
-            failed = "logits are"
+        logits = healed(input_ids=tokens[:batch].to(healed.device)).logits
+    if not (failed or logits.isfinite().all()):
+        failed = "logits are"
     if failed:
         raise RunError(f"healing: the {failed} not finite; try a lower --learning-rate")
-    return made.requires_grad_(True).eval()  # type: ignore[no-any-return]
+    return healed.requires_grad_(True).eval()  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ Letters: N tokens, I inputs, K kept inputs, O outputs.
 
 from __future__ import annotations
 
-import copy
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -21,45 +21,41 @@ OUTPUTS = 64
 """Fewest outputs that a ridge is chosen by; further ones would cost time."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class NormalEquations:
-    """Normal equations: XᵀX, XᵀY and ‖Y‖² of all tokens so far."""
+    """Normal equations of tokens, in float64; those of all tokens are the sum of those of parts."""
 
-    def __init__(self) -> None:
-        self.gram: Float[Tensor, "I I"] | None = None
-        self.cross: Float[Tensor, "I O"] | None = None
-        self.square = 0.0
+    gram: Float[Tensor, "I I"]
+    """XᵀX, for the inputs X."""
+    cross: Float[Tensor, "I O"]
+    """XᵀY, for the wanted outputs Y."""
+    square: float
+    """‖Y‖²."""
 
-    def add(self, x: Float[Tensor, "N I"], y: Float[Tensor, "N O"]) -> NormalEquations:
-        """Add tokens.
-
-        Args:
-            x: inputs of the weight.
-            y: wanted outputs.
-
-        Returns:
-            Itself.
-        """
-        for some, wanted in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
-            wide, target = some.double(), wanted.double()
-            if self.gram is None or self.cross is None:
-                self.gram = wide.new_zeros(wide.shape[1], wide.shape[1])
-                self.cross = wide.new_zeros(wide.shape[1], target.shape[1])
-            self.gram += wide.T @ wide
-            self.cross += wide.T @ target
-            self.square += float(target.square().sum())
-        return self
+    @classmethod
+    def of(cls, x: Float[Tensor, "N I"], y: Float[Tensor, "N O"]) -> NormalEquations:
+        """Sum over tokens, for inputs x and wanted outputs y."""
+        gram = x.new_zeros(x.shape[1], x.shape[1], dtype=torch.float64)
+        cross = x.new_zeros(x.shape[1], y.shape[1], dtype=torch.float64)
+        square = 0.0
+        for inputs, outputs in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+            wide, wanted = inputs.double(), outputs.double()
+            gram += wide.T @ wide
+            cross += wide.T @ wanted
+            square += float(wanted.square().sum())
+        return cls(gram=gram, cross=cross, square=square)
 
     def solve(
         self,
         old: Float[Tensor, "K O"],
-        kept: Int[Tensor, " K"] | None = None,
+        inputs: Int[Tensor, " K"] | None = None,
         ridge: float = RIDGES[0],
     ) -> Float[Tensor, "K O"]:
         """Minimise ‖X W − Y‖² + λ Σ_i ‖x_i‖² ‖w_i − w⁰_i‖², over inputs i.
 
         Args:
             old: W₀, on the kept inputs.
-            kept: indices of the kept inputs; None: all.
+            inputs: indices of the kept inputs; None: all.
             ridge: λ; 0 is plain least squares, which needs as many tokens as inputs.
 
         Returns:
@@ -70,7 +66,7 @@ class NormalEquations:
 
         Cost: I³ / 3 multiplications.
         """
-        gram, cross = self._on(kept)
+        gram, cross = self._on(inputs)
         size = gram.diagonal()
         # an input that is zero on the text keeps its old weight
         floor = RIDGES[0] * size.mean().clamp(min=torch.finfo(gram.dtype).tiny)
@@ -78,34 +74,29 @@ class NormalEquations:
         start = old.double()
         return start + torch.cholesky_solve(cross - gram @ start, torch.linalg.cholesky(damped))
 
-    def error(self, weight: Float[Tensor, "K O"], kept: Int[Tensor, " K"] | None = None) -> float:
+    def error(self, weight: Float[Tensor, "K O"], inputs: Int[Tensor, " K"] | None = None) -> float:
         """Compute ‖X W − Y‖² / ‖Y‖², or ‖X W‖² if Y = 0."""
-        gram, cross = self._on(kept)
+        gram, cross = self._on(inputs)
         wide = weight.double()
         missed = (wide * (gram @ wide)).sum() - 2 * (wide * cross).sum() + self.square
         return float(missed) / (self.square or 1.0)
 
-    def of_outputs(self, some: slice) -> NormalEquations:
+    def of_outputs(self, outputs: slice) -> NormalEquations:
         """Return the equations of some outputs; ‖Y‖² stays that of all."""
-        part = copy.copy(self)
-        assert self.cross is not None
-        part.cross = self.cross[:, some]
-        return part
+        return replace(self, cross=self.cross[:, outputs])
 
     def __add__(self, other: NormalEquations) -> NormalEquations:
         """Combine the tokens of both."""
-        both = copy.copy(self)
-        (gram, cross), (more, also) = self._on(None), other._on(None)
-        both.gram, both.cross = gram + more, cross + also
-        both.square = self.square + other.square
-        return both
+        return NormalEquations(
+            gram=self.gram + other.gram,
+            cross=self.cross + other.cross,
+            square=self.square + other.square,
+        )
 
-    def _on(self, kept: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert self.gram is not None
-        assert self.cross is not None
-        if kept is None:
+    def _on(self, inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        if inputs is None:
             return self.gram, self.cross
-        return self.gram[kept][:, kept], self.cross[kept]
+        return self.gram[inputs][:, inputs], self.cross[inputs]
 
 
 class Refit:
@@ -125,22 +116,20 @@ class Refit:
         if weight is not None:
             root = weight.sqrt()[:, None]
             x, y = root * x, root * y
-        self._halves = [
-            NormalEquations().add(some, wanted)
-            for some, wanted in ((x[:half], y[:half]), (x[half:], y[half:]))
-        ]
-        self.whole = self._halves[0] + self._halves[1]
+        self._first = NormalEquations.of(x[:half], y[:half])
+        self._second = NormalEquations.of(x[half:], y[half:])
+        self.whole = self._first + self._second
         """Normal equations of all tokens."""
 
     def solve(
-        self, old: Float[Tensor, "K O"], kept: Int[Tensor, " K"] | None = None
+        self, old: Float[Tensor, "K O"], inputs: Int[Tensor, " K"] | None = None
     ) -> Float[Tensor, "K O"]:
         """Solve as `NormalEquations.solve`, with the ridge that is best on unseen tokens."""
-        some = slice(None, None, max(1, old.shape[1] // OUTPUTS))  # all have the same inputs
-        one, other = (half.of_outputs(some) for half in self._halves)
+        outputs = slice(None, None, max(1, old.shape[1] // OUTPUTS))  # all have the same inputs
+        first, second = self._first.of_outputs(outputs), self._second.of_outputs(outputs)
 
         def missed(ridge: float) -> float:
-            pairs = ((one, other), (other, one))
-            return sum(b.error(a.solve(old[:, some], kept, ridge), kept) for a, b in pairs)
+            pairs = ((first, second), (second, first))
+            return sum(b.error(a.solve(old[:, outputs], inputs, ridge), inputs) for a, b in pairs)
 
-        return self.whole.solve(old, kept, min(RIDGES, key=missed) / 2)
+        return self.whole.solve(old, inputs, min(RIDGES, key=missed) / 2)

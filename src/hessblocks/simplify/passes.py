@@ -67,16 +67,16 @@ def outputs_of(
     Returns:
         Input and output of each of these modules, and the output of the layer.
     """
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    calls: dict[str, tuple[Tensor, Tensor]] = {}
     with ExitStack() as stack:
         for name in names:
 
-            def note(_: nn.Module, given: Any, output: Any, name: str = name) -> None:
-                seen[name] = given[0], output
+            def note(_: nn.Module, arguments: Any, output: Any, name: str = name) -> None:
+                calls[name] = arguments[0], output
 
             hook = module.get_submodule(name).register_forward_hook(note)
             stack.callback(hook.remove)
-        return seen, module(x, context)
+        return calls, module(x, context)
 
 
 class Held(Pass):
@@ -120,8 +120,9 @@ class Held(Pass):
 
     def _losses(self, parts: list[Tensor]) -> Tensor:
         labels = self.tokens[:, 1:].flatten().split(ROWS)
-        found = [F.nll_loss(p, own, reduction="none") for p, own in zip(parts, labels, strict=True)]
-        return self._by_sequence(torch.cat(found))
+        pairs = zip(parts, labels, strict=True)
+        losses = [F.nll_loss(part, tokens, reduction="none") for part, tokens in pairs]
+        return self._by_sequence(torch.cat(losses))
 
     def _by_sequence(self, values: Tensor) -> Tensor:
         means: Tensor = values.double().unflatten(0, (len(self.tokens), -1)).mean(-1)

@@ -106,11 +106,11 @@ class Place:
     def built(self, block: BlockConfig, state: State) -> Layer:
         """Build the layer with another configuration; it uses the given weights without a copy."""
         with torch.device("meta"):
-            made = Layer(block, self.index, self.model.config.depth)
-        made.load_state_dict({name: state[name] for name in made.state_dict()}, assign=True)
+            layer = Layer(block, self.index, self.model.config.depth)
+        layer.load_state_dict({name: state[name] for name in layer.state_dict()}, assign=True)
         first: Any = self.model.model.layers[0]
-        made.share(made if self.index == 0 else first)
-        return made.eval()
+        layer.share(layer if self.index == 0 else first)
+        return layer.eval()
 
     def candidate(
         self, kind: str, block: BlockConfig | None, state: State | None = None
@@ -125,20 +125,18 @@ class Place:
         Returns:
             The candidate, with its savings.
         """
-        made = None if block is None else self.built(block, {**self.state, **(state or {})})
+        module = None if block is None else self.built(block, {**self.state, **(state or {})})
         tokens = self.text.tokens.shape[1]
-        saved = [
-            one - other
-            for one, other in zip(sizes_of(self.layer, tokens), sizes_of(made, tokens), strict=True)
-        ]
+        sizes = zip(sizes_of(self.layer, tokens), sizes_of(module, tokens), strict=True)
+        parameters, operations, cache = (before - after for before, after in sizes)
         return Candidate(
             kind=kind,
             layer=self.index,
             block=block,
-            module=made,
-            parameters=int(saved[0]),
-            operations=saved[1],
-            cache=int(saved[2]),
+            module=module,
+            parameters=int(parameters),
+            operations=operations,
+            cache=int(cache),
         )
 
     def with_ones(self, name: str, x: Float[Tensor, "N I"]) -> Float[Tensor, "N inputs"]:
@@ -151,7 +149,7 @@ class Place:
         self,
         name: str,
         equations: Refit,
-        kept: Int[Tensor, " K"] | None = None,
+        inputs: Int[Tensor, " K"] | None = None,
         *,
         cut: bool = False,
     ) -> tuple[Float[Tensor, "rows D"], Int[Tensor, " rows"] | None]:
@@ -160,7 +158,7 @@ class Place:
         Args:
             name: output matrix.
             equations: its normal equations.
-            kept: indices of the kept inputs; None: all.
+            inputs: indices of the kept inputs; None: all.
             cut: whether the equations are those of the kept inputs alone.
 
         Returns:
@@ -168,11 +166,10 @@ class Place:
         """
         module = self.layer.get_submodule(name)
         old = module.weight.detach().T
-        rows = None if kept is None else torch.arange(len(old) + 1, device=old.device)
-        if kept is not None:
-            old = old[kept]
-            assert rows is not None
-            rows = torch.cat([kept, rows[-1:]])[: len(kept) + (module.bias is not None)]
+        rows = inputs
+        if inputs is not None:
+            bias = inputs.new_tensor([len(old)] * (module.bias is not None))
+            old, rows = old[inputs], torch.cat([inputs, bias])
         if module.bias is not None:
             old = torch.cat([old, module.bias.detach()[None]])
         return equations.solve(old, None if cut else rows), rows
@@ -201,30 +198,30 @@ def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCau
     Raises:
         ArgumentError: two candidates are of one layer.
     """
-    if len({one.layer for one in chosen}) < len(chosen):
+    if len({candidate.layer for candidate in chosen}) < len(chosen):
         raise ArgumentError(
             "chosen: expected candidates of different layers, got two of one; make one of them, "
             "then the other for the changed model"
         )
-    own: list[BlockConfig] = list(model.config.blocks)
+    blocks: list[BlockConfig] = list(model.config.blocks)
     layers: list[Any] = list(model.model.layers)
     # from the last layer on: a removal shifts the layers after it
-    for one in sorted(chosen, key=lambda one: -one.layer):
-        at = slice(one.layer, one.layer + 1)
-        own[at] = [] if one.block is None else [one.block]
-        layers[at] = one.modules
+    for candidate in sorted(chosen, key=lambda candidate: -candidate.layer):
+        at = slice(candidate.layer, candidate.layer + 1)
+        blocks[at] = [] if candidate.block is None else [candidate.block]
+        layers[at] = candidate.modules
     config = copy.deepcopy(model.config)
-    config.depth, config.preset = len(own), None
-    config.block = [block.to_dict() for block in own]
+    config.depth, config.preset = len(blocks), None
+    config.block = [block.to_dict() for block in blocks]
     state = {name: value for name, value in model.state_dict().items() if ".layers." not in name}
     for number, layer in enumerate(layers):
         state |= {f"model.layers.{number}.{name}": v for name, v in layer.state_dict().items()}
     with torch.device("meta"):
-        made = type(model)(config)
-    made.load_state_dict(state, assign=True)
-    made.tie_weights()
-    made.generation_config = copy.deepcopy(model.generation_config)
-    return cast(HessblocksForCausalLM, made.eval())
+        changed = type(model)(config)
+    changed.load_state_dict(state, assign=True)
+    changed.tie_weights()
+    changed.generation_config = copy.deepcopy(model.generation_config)
+    return cast(HessblocksForCausalLM, changed.eval())
 
 
 def check_layers(model: Any) -> None:
@@ -241,12 +238,12 @@ def check_layers(model: Any) -> None:
         )
     for layer, block in enumerate(model.config.blocks):
         branches = (block.attention_branch, block.mlp_branch)
-        odd = block.first_norm or block.attention.first_value or len(block.carried) > 1
-        if odd or any(branch.over_sqrt_depth for branch in branches):
+        special = block.first_norm or block.attention.first_value or len(block.carried) > 1
+        if special or any(branch.over_sqrt_depth for branch in branches):
             raise ArgumentError(
-                f"model: layer {layer} has a part for the first layer alone, one that reads what "
-                "came before its input (embedding_skip, value_residual), or a gain by the number "
-                "of layers, so that layers cannot be told apart from their places"
+                f"model: layer {layer} depends on its index and cannot be removed or moved: it has "
+                "a part for the first layer alone, one that reads what came before its input "
+                "(embedding_skip, value_residual), or a gain by the number of layers"
             )
 
 

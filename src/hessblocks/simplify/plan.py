@@ -16,7 +16,7 @@ from typing import Any
 from hessblocks.errors import ArgumentError
 from hessblocks.models import HessblocksForCausalLM
 from hessblocks.simplify.change import LayerChange
-from hessblocks.simplify.kinds import unit_step
+from hessblocks.simplify.table import unit_step
 
 MOST = 0.75
 """Largest share of a layer's units that goes, beyond which the modelled cost is a guess."""
@@ -123,15 +123,15 @@ class _Layer:
     def __init__(
         self, model: HessblocksForCausalLM, number: int, rows: Iterable[Mapping[str, Any]]
     ) -> None:
-        own = {row["kind"]: row for row in rows if row["layer"] == number}
-        self._costs = {kind: max(row["kl"], 0.0) for kind, row in own.items()}
-        self._saved = {kind: row["parameters"] for kind, row in own.items()}
+        measured = {row["kind"]: row for row in rows if row["layer"] == number}
+        self._costs = {kind: max(row["kl"], 0.0) for kind, row in measured.items()}
+        self._saved = {kind: row["parameters"] for kind, row in measured.items()}
         self.change = LayerChange()
         block, module = model.config.blocks[number], model.model.layers[number]
         self._groups, self._units = block.resolved_key_value_heads, 0
-        if "mlp units" in own:
+        if "mlp units" in measured:
             self._units = block.resolved_mlp_width
-            self._priced = own["mlp units"]["parameters"] // _unit(module.mlp)
+            self._priced = measured["mlp units"]["parameters"] // _unit(module.mlp)
             self._saved["mlp units"] = _unit(module.mlp)
             self._step = unit_step(self._units)
 
@@ -140,8 +140,8 @@ class _Layer:
         now = self.change
         cost, saved = self._totals(now)
         for change in self._next():
-            more, parameters = self._totals(change)
-            yield max(more - cost, 0.0), parameters - saved, change
+            new_cost, parameters = self._totals(change)
+            yield max(new_cost - cost, 0.0), parameters - saved, change
 
     def _next(self) -> Iterator[LayerChange]:
         now = self.change
@@ -178,10 +178,9 @@ class _Layer:
 
 def _keep_attention(model: HessblocksForCausalLM, changes: Mapping[int, LayerChange]) -> None:
     """Refuse a plan that leaves no attention."""
-    blocks = enumerate(model.config.blocks)
-    left = (n for n, block in blocks if block.attends)
-    whole = LayerChange()
-    if all(changes.get(n, whole).layer or changes.get(n, whole).attention != "kept" for n in left):
+    attending = [n for n, block in enumerate(model.config.blocks) if block.attends]
+    left = [changes.get(n, LayerChange()) for n in attending]
+    if all(change.layer or change.attention != "kept" for change in left):
         raise ArgumentError(
             "save: so much would take the attention of all layers; give a smaller share, or other "
             "--kinds"
@@ -194,17 +193,16 @@ def _goal(model: HessblocksForCausalLM, save: float) -> float:
     return save * sum(parameter.numel() for parameter in model.parameters())
 
 
-def _too_much(model: HessblocksForCausalLM, save: float, most: float) -> ArgumentError:
-    share = most / sum(parameter.numel() for parameter in model.parameters())
+def _too_much(model: HessblocksForCausalLM, save: float, largest: float) -> ArgumentError:
+    share = largest / sum(parameter.numel() for parameter in model.parameters())
     return ArgumentError(
-        f"save: {save:.1%} of the parameters are more than can go; with the kinds that were asked "
-        f"for it is {share:.1%}"
+        f"save: {save:.1%} of the parameters are more than can go; these kinds of removal save "
+        f"{share:.1%} at most"
     )
 
 
 def _unit(mlp: Any) -> int:
     """Count the parameters of an MLP's unit."""
     readers = [mlp.input, *([mlp.gate] if mlp.gate is not None else [])]
-    biases = sum(one.bias is not None for one in readers)
-    inner = sum(one.weight.shape[1] for one in readers)
-    return int(inner + biases + mlp.output.weight.shape[0])
+    inner = sum(reader.weight.shape[1] + (reader.bias is not None) for reader in readers)
+    return int(inner + mlp.output.weight.shape[0])

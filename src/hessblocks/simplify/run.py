@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import ModelCardData
 from jaxtyping import Int
 from torch import Tensor
 
@@ -20,22 +22,24 @@ from hessblocks import export, models, storage
 from hessblocks.conventions import AnyPath
 from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration
+from hessblocks.escape import printable
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make
 from hessblocks.simplify.change import one_pass
 from hessblocks.simplify.healing import heal
-from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.least_squares import OUTPUTS, RIDGES, NormalEquations
 from hessblocks.simplify.passes import Held, Pass
 from hessblocks.simplify.plan import even_plan, priced_plan
 from hessblocks.simplify.speed import numbers_of, seconds_of
 from hessblocks.simplify.table import (
     FEWEST_SEQUENCES,
+    KINDS,
     Removals,
     check_removals,
     measure_removals,
 )
+from hessblocks.storage import CARD, write_text
 from hessblocks.training import claimed, resolve_device
 
 CHEAPEST = 60
@@ -103,7 +107,7 @@ def simplify_model(
     progress, settings = progress or Progress(), make(SimplifySettings, given)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
-        other = None if settings.also is None else documents_of(Path(settings.also))
+        also = None if settings.also is None else documents_of(Path(settings.also))
         model, saved = models.load_saved(source, "causal-lm")
         has_blocks = isinstance(model, models.HessblocksForCausalLM)
         original: Any = model if has_blocks else models.from_pretrained_blocks(model)
@@ -113,8 +117,8 @@ def simplify_model(
         fitting, validation, test, healing = windows
         check_removals(original, fitting, validation)
         tests = {"the last tenth of the text": test}
-        if other is not None:
-            ids = _encoded(original, tokenizer, other)
+        if also is not None:
+            ids = _encoded(original, tokenizer, also)
             tests[Path(str(settings.also)).name] = _tested(original, tokenizer, ids, settings).to(
                 test.device
             )
@@ -159,11 +163,11 @@ def simplify_model(
                     if even
                     else priced_plan(original, table.rows, settings.save)
                 )
-                made = one_pass(original, Pass(original, fitting), plan.changes)
+                removed = one_pass(original, Pass(original, fitting), plan.changes)
             seconds = time.process_time() - begun
             with progress.stage("healing"):
                 healed: Any = heal(
-                    made,
+                    removed,
                     original if settings.towards == "logits" else None,
                     healing,
                     layers=(),
@@ -180,7 +184,7 @@ def simplify_model(
                     "forecast": plan.forecast,
                     "seconds": seconds,
                 }
-                summary |= _tested_result(original, made, healed, tests, settings)
+                summary |= _tested_result(original, removed, healed, tests, settings)
             command = _command(saved.name, Path(data).name, settings)
             _save(healed, folder / "model", saved, command, tokenizer, summary)
             if settings.to == "gguf":
@@ -265,21 +269,21 @@ def _cost(
         return "every removal is measured already"
     held_out = Held(original, validation)
     held_out.cost(layers, 0)  # the first pass is slower
-    whole, last = (
+    all_layers, last_layer = (
         seconds_of(partial(held_out.cost, layers[n:], n), original.device)
         for n in (0, len(layers) - 1)
     )
     count = 0 if even else left * len({*settings.kinds} or KINDS)
     clauses = []
     if not even:
-        table = duration(count * (whole + last) / 2)
+        table = duration(count * (all_layers + last_layer) / 2)
         clauses += [f"{count} removals at most: {table}, besides refits"]
     if settings.save:
-        passes = PASSES * whole * fitting.numel() / validation.numel()
+        passes = PASSES * all_layers * fitting.numel() / validation.numel()
         solutions = _solution_seconds(original, fitting.numel())
         clauses += [f"one pass of refits: {duration(passes + solutions)}"]
         ratio = settings.steps * settings.batch * settings.tokens / validation.numel()
-        clauses += [f"healing: about {duration(ratio * whole * PASSES_PER_UPDATE)}"]
+        clauses += [f"healing: about {duration(ratio * all_layers * PASSES_PER_UPDATE)}"]
     return "; ".join(clauses) + " (processor time on a CPU)" * (original.device.type == "cpu")
 
 
@@ -287,11 +291,11 @@ def _solution_seconds(original: models.HessblocksForCausalLM, tokens: int) -> fl
     """Estimate the time of the MLPs' normal equations and solutions, the largest, from smaller."""
     inputs = max(block.resolved_mlp_width for block in original.config.blocks)
     few, wide = min(inputs, SOLVED), original.config.hidden_size
-    equations, device, times = NormalEquations(), original.device, inputs / few
+    device, times = original.device, inputs / few
     x, y = torch.eye(few, device=device), torch.ones(few, wide, device=device)
-    sums = seconds_of(partial(equations.add, x, y), device) * tokens / few * times**2
-    some = equations.of_outputs(slice(OUTPUTS))
-    solution = seconds_of(partial(some.solve, y[:, :OUTPUTS], ridge=1.0), device) * times**3
+    sums = seconds_of(partial(NormalEquations.of, x, y), device) * tokens / few * times**2
+    equations = NormalEquations.of(x, y[:, :OUTPUTS])
+    solution = seconds_of(partial(equations.solve, y[:, :OUTPUTS], ridge=1.0), device) * times**3
     return original.config.depth * (sums + (2 * len(RIDGES) + 1) * solution)
 
 
@@ -302,14 +306,14 @@ def _fingerprint(windows: Sequence[Tensor]) -> str:
 
 def _tested_result(
     original: models.HessblocksForCausalLM,
-    made: Any,
+    removed: Any,
     healed: Any,
     tests: Mapping[str, Tensor],
     settings: SimplifySettings,
 ) -> dict[str, Any]:
     """Measure the result on texts by which nothing was chosen, its size and its speed."""
     texts = [
-        {"text": name, **_on_text(original, {"removed": made, "healed": healed}, tokens)}
+        {"text": name, **_on_text(original, {"removed": removed, "healed": healed}, tokens)}
         for name, tokens in tests.items()
     ]
     before, after = numbers_of((original, healed), next(iter(tests.values())), settings.tokens)
@@ -328,7 +332,7 @@ def _on_text(
     original: models.HessblocksForCausalLM, changed: Mapping[str, Any], tokens: Tensor
 ) -> dict[str, Any]:
     held_out = Held(original, tokens)
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "tokens": tokens.numel(),
         "window": tokens.shape[1],
         "perplexity": math.exp(held_out.before.value),
@@ -340,12 +344,12 @@ def _on_text(
                 f"healing: the KL divergence of the {name} model is not finite; try a lower "
                 "--learning-rate"
             )
-        found[name] = {
+        measured[name] = {
             "kl": cost.kl.value,
             "kl_error": cost.kl.standard_error,
             "perplexity": math.exp(held_out.before.value + cost.loss.value),
         }
-    return found
+    return measured
 
 
 def _command(source: str, data: str, settings: SimplifySettings) -> str:
@@ -390,7 +394,7 @@ def _save(
             raise
         except Exception as error:  # of safetensors and tokenizers, for a full disk
             raise RunError(f"--out: {folder} cannot be written ({error}).") from error
-        models.write_card(temporary, kind, facts, **about)
+        _write_card(temporary, kind, facts, **about)
         storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, {})
 
 
@@ -408,3 +412,17 @@ def _summary(name: str, model: Any, table: Removals) -> dict[str, Any]:
         "said": str(table),
         "stored": models.stored_words(model.config),
     }
+
+
+def _write_card(folder: Path, kind: str, facts: Mapping[str, Any], **about: Any) -> None:
+    """Write the card, with facts as a table; `about` are the Hub's metadata, None if unknown."""
+    about |= {"pipeline_tag": "text-generation", "tags": [kind, "hessblocks"]}
+    rows = "\n".join(f"| {_shown(name)} | {_shown(value)} |" for name, value in facts.items())
+    data = ModelCardData(**about).to_yaml().strip()
+    text = f"---\n{data}\n---\n\n# A {kind} with fewer parameters\n\n"
+    write_text(folder / CARD, f"{text}| | |\n| --- | --- |\n{rows}\n")
+
+
+def _shown(value: Any) -> str:
+    """Format a value for Markdown, on one line, with all markup escaped."""
+    return re.sub(r"([\\`*_{}\[\]<>()#|~!&$@:])", r"\\\1", printable(str(value)))

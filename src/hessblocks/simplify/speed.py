@@ -5,7 +5,6 @@ Letters: S sequences, T tokens.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from hessblocks.models import context_of
 from hessblocks.simplify.place import sizes_of
+from hessblocks.training import working_seconds
 
 PROMPT, DECODED = 256, 16
 """Tokens of the timed prompt, and tokens that are decoded after it one by one."""
@@ -38,17 +38,11 @@ def numbers_of(
     """
     rows, limit = text.flatten(), context_of(models[0]) or PROMPT + DECODED
     tokens = rows[: max(1, min(PROMPT, limit - DECODED))][None]
-    found: list[list[tuple[float, float]]] = [[] for _ in models]
-    for _ in range(TURNS):
-        for model, own in zip(models, found, strict=True):
-            own.append(_speeds(model, tokens))
+    turns = [[_speeds(model, tokens) for model in models] for _ in range(TURNS)]
+    fastest = [map(max, zip(*speeds, strict=True)) for speeds in zip(*turns, strict=True)]
     return [
-        {
-            **counts_of(model, window),
-            "prompt": max(p for p, _ in own),
-            "decoding": max(d for _, d in own),
-        }
-        for model, own in zip(models, found, strict=True)
+        counts_of(model, window) | dict(zip(("prompt", "decoding"), speeds, strict=True))
+        for model, speeds in zip(models, fastest, strict=True)
     ]
 
 
@@ -95,9 +89,6 @@ def _speeds(model: Any, tokens: Int[Tensor, "1 T"]) -> tuple[float, float]:
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     """Time a call: processor time on a CPU."""
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    start = clock()
+    start = working_seconds(device.type)
     run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return max(clock() - start, 1e-9)
+    return max(working_seconds(device.type) - start, 1e-9)

@@ -15,11 +15,82 @@ from torch import Tensor
 from hessblocks.blocks import Shared, UnfitPartsError
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.models import HessblocksForCausalLM
-from hessblocks.simplify.change import changed
-from hessblocks.simplify.kinds import KINDS
+from hessblocks.simplify.change import LayerChange, changed
 from hessblocks.simplify.passes import Cost, Held, Pass
-from hessblocks.simplify.place import Candidate, Place, check_layers
+from hessblocks.simplify.place import OUTPUT, PROJECTION, READ, Candidate, Place, check_layers
 from hessblocks.storage import Store, Tabular
+
+SHARE = 0.25
+"""Share of the units that the table of removals prices."""
+STEPS = (64, 32, 1)
+"""Numbers of units whose multiples remain: the first of which the layer has four or more."""
+
+
+def unit_step(units: int) -> int:
+    """Return the number whose multiples remain of so many units: 64, in narrow layers 32 or 1."""
+    return next(step for step in STEPS if units >= 4 * step or step == 1)
+
+
+def layer(at: Place) -> LayerChange | None:
+    """Remove the layer."""
+    return (
+        LayerChange(layer=True) if at.model.config.depth > 1 and _attention_elsewhere(at) else None
+    )
+
+
+def attention(at: Place) -> LayerChange | None:
+    """Remove the attention of the layer."""
+    return (
+        LayerChange(attention="gone") if _has_attention(at) and _attention_elsewhere(at) else None
+    )
+
+
+def linear_map(at: Place) -> LayerChange | None:
+    """Replace the attention of the layer by its best linear map, without mixing of tokens."""
+    if not (_has_attention(at) and _attention_elsewhere(at) and at.dense(PROJECTION)):
+        return None
+    return LayerChange(attention="linear")
+
+
+def heads(at: Place) -> LayerChange | None:
+    """Remove a group of heads with shared keys and values."""
+    block, part = at.block, at.block.attention
+    if not _has_attention(at) or block.resolved_key_value_heads == 1 or block.position.biased:
+        return None  # ALiBi has a slope per head
+    dense = at.dense(*(f"attention.{name}" for name in READ), PROJECTION)
+    plain = part.shaping is None and part.gate is None and part.query_key != "one-matrix"
+    return LayerChange(groups=1) if dense and plain else None
+
+
+def units(at: Place) -> LayerChange | None:
+    """Remove a quarter of the MLP's units."""
+    if at.block.sub_blocks == "attention" or not at.dense(*at.unit_readers, OUTPUT):
+        return None
+    width = at.block.resolved_mlp_width
+    step = unit_step(width)
+    gone = width - int((1 - SHARE) * width) // step * step
+    return LayerChange(units=gone) if 0 < gone < width else None
+
+
+Kind = Callable[[Place], LayerChange | None]
+KINDS: dict[str, Kind] = {
+    "layer": layer,
+    "attention": attention,
+    "linear map": linear_map,
+    "heads": heads,
+    "mlp units": units,
+}
+"""Name → kind of removal, in the order of the table."""
+
+
+def _has_attention(at: Place) -> bool:
+    return at.block.sub_blocks == "both" and at.block.attends
+
+
+def _attention_elsewhere(at: Place) -> bool:
+    blocks = enumerate(at.model.config.blocks)
+    return any(block.attends for index, block in blocks if index != at.index)
+
 
 Row = dict[str, Any]
 LEAST_SAVED = 1e-4
@@ -78,13 +149,13 @@ def candidates(
         Each candidate; none for the first layer if other layers use its weights.
     """
     for index in layers or range(model.config.depth):
-        place = Place(model=model, index=index, text=text)
+        at = Place(model=model, index=index, text=text)
         if index == 0 and first_layer_is_shared(model):
             continue
         for kind in dict.fromkeys(kinds or KINDS):
-            change = KINDS[kind](place)
+            change = KINDS[kind](at)
             try:
-                candidate = None if change is None else changed(place, change, kind)
+                candidate = None if change is None else changed(at, change, kind)
             except UnfitPartsError:  # the parts that are left make no valid block
                 continue
             if candidate is not None:
@@ -134,8 +205,8 @@ def measure_removals(
 
     def measured(layer: int) -> list[Row]:
         return [
-            _row(one, judged.cost([*one.modules, *layers[layer + 1 :]], layer), total)
-            for one in candidates(model, fitted, kinds, [layer])
+            _row(candidate, judged.cost([*candidate.modules, *layers[layer + 1 :]], layer), total)
+            for candidate in candidates(model, fitted, kinds, [layer])
         ]
 
     for layer in range(len(layers)):
@@ -166,19 +237,6 @@ def _row(candidate: Candidate, cost: Cost, total: int) -> Row:
     }
 
 
-def check_kinds(kinds: Collection[str]) -> None:
-    """Refuse an unknown kind.
-
-    Raises:
-        ArgumentError: a kind is unknown (the message lists the known ones), or one name is given
-            in place of several.
-    """
-    if isinstance(kinds, str):
-        raise ArgumentError(f"kinds: expected several names, got one; write [{kinds!r}]")
-    for kind in kinds:
-        check_name("kind", kind, KINDS)
-
-
 def check_removals(
     model: Any, text: Int[Tensor, "S T"], held_out: Int[Tensor, "H T"], kinds: Collection[str] = ()
 ) -> None:
@@ -195,7 +253,10 @@ def check_removals(
             unknown, or a text is too short or has no token ids.
     """
     check_layers(model)
-    check_kinds(kinds)
+    if isinstance(kinds, str):
+        raise ArgumentError(f"kinds: expected several names, got one; write [{kinds!r}]")
+    for kind in kinds:
+        check_name("kind", kind, KINDS)
     for name, tokens in (("text", text), ("held_out", held_out)):
         if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.shape[1] < 2:
             shape = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__

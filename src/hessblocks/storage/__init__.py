@@ -3,7 +3,6 @@
 from hessblocks.storage.config import (
     COMMAND,
     EnvironmentWarning,
-    Settings,
     differences,
     environment,
     keep_environment,
@@ -28,7 +27,6 @@ from hessblocks.storage.files import (
     json_text,
     parse_json,
     read_object,
-    read_text,
     refuse_links,
     remove_partials,
     set_aside,
@@ -44,23 +42,13 @@ from hessblocks.storage.folder_results import (
     read_tuning,
     write_tuning,
 )
-from hessblocks.storage.lines import (
-    JsonLine,
-    Metric,
-    Observation,
-    append_line,
-    fault_in_finished_lines,
-    fault_in_lines,
-    read_finished_lines,
-    read_lines,
-)
-from hessblocks.storage.locks import held
 from hessblocks.storage.manifest import (
     CARD,
     MANIFEST,
     DamageWarning,
     check_in_place,
     check_manifest,
+    held,
     identity_in,
     identity_of,
     remedy,
@@ -72,18 +60,25 @@ from hessblocks.storage.model_folder import (
     check_model_folder,
     check_own_code,
     tensor_types,
-    weight_files,
 )
 from hessblocks.storage.store import POINTS, Store, canonical, mended_store, read_store
 from hessblocks.storage.tables import (
     NORM,
     STAGES,
     STEPS,
+    JsonLine,
+    Metric,
+    Observation,
     ResultRow,
     Row,
     Scalar,
     SignalRow,
+    append_line,
+    fault_in_finished_lines,
+    fault_in_lines,
     is_trained,
+    read_finished_lines,
+    read_lines,
     read_results,
     read_signal,
     step_of,
@@ -92,5 +87,4 @@ from hessblocks.storage.tables import (
     write_results,
     write_table,
 )
-from hessblocks.storage.tabular import Rows, Tabular, read_result
-from hessblocks.storage.tensors import read_tensors, write_tensors
+from hessblocks.storage.tabular import Rows, Tabular, read_result, read_tensors, write_tensors

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hessblocks._version import __version__
 from hessblocks.errors import ArgumentError, RunError, main_memory
 from hessblocks.storage.files import damaged, read_object, stays_inside, write_json
@@ -153,8 +155,6 @@ def read_environment(folder: Path) -> dict[str, Any]:
 
 def environment() -> dict[str, Any]:
     """Collect versions, hardware and, in a git checkout of hessblocks, its commit."""
-    import torch
-
     return {
         "hessblocks": __version__,
         "commit": _commit(),

@@ -195,25 +195,6 @@ class CurvatureResults(Tabular):
         }
 
 
-def curvature_config(folder: Path) -> dict[str, Any]:
-    """Read config.json of a run of `hessblocks curvature`.
-
-    Returns:
-        The whole file, with lists of names under `groups` and under `parts` of `curvature`.
-
-    Raises:
-        RunError: the file is damaged.
-    """
-    path = folder / "config.json"
-    config = read_object(path)
-    model, curvature = config.get("model"), config.get("curvature")
-    if isinstance(model, dict) and "name" in model and isinstance(curvature, dict):
-        groups, parts = config.get("groups"), curvature.get("parts")
-        if _are_names(groups) and _are_names(parts) and parts:
-            return config
-    raise damaged(path, None, "expected `groups`, a `name` of the model and `parts` of `curvature`")
-
-
 def group_key(run: str, group: str) -> str:
     """Make the key of a group's record in the store, from the identity of the run."""
     return canonical({"of": run, "group": group})
@@ -236,11 +217,17 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
     folder = Path(folder)
     refuse_links(folder)
     path = folder / "config.json"
-    if not path.is_file() or read_object(path).get("command") != "curvature":
+    config = read_object(path) if path.is_file() else {}
+    if config.get("command") != "curvature":
         raise ArgumentError(f"{folder}: expected a folder that `hessblocks curvature` wrote.")
+    model, curvature = config.get("model"), config.get("curvature")
+    parts = curvature.get("parts") if isinstance(curvature, dict) else None
+    named = isinstance(model, dict) and "name" in model
+    if not (named and parts and _are_names(config.get("groups")) and _are_names(parts)):
+        expected = "expected `groups`, a `name` of the model and `parts` of `curvature`"
+        raise damaged(path, None, expected)
     norms: dict[str, dict[str, StoredNorm]] = defaultdict(dict)
     totals: dict[str, dict[str, StoredNorm]] = defaultdict(dict)
-    config = curvature_config(folder)
     rows = read_results(folder / "results.csv")
     not_finite = {row.group for row in rows if row.group and not math.isfinite(row.value)}
     for group in sorted(not_finite):
@@ -250,7 +237,6 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
         table = norms[row.group] if row.quantity == NORM else totals[row.quantity]
         table[row.part] = _norm(row, folder / "results.csv")
     groups = {row.group: row for row in rows if row.group}
-    parts = config["curvature"]["parts"]
     norms = {name: norm for name, norm in norms.items() if norm.keys() >= {*parts}}
     return CurvatureResults(
         folder=folder,

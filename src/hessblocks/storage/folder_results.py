@@ -10,8 +10,16 @@ from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.config import Settings, read_environment, read_settings, run_path
 from hessblocks.storage.files import read_object, refuse_links, write_json
-from hessblocks.storage.lines import Metric, Observation, read_typed
-from hessblocks.storage.tables import NORM, STAGES, ResultRow, is_trained, read_results
+from hessblocks.storage.tables import (
+    NORM,
+    STAGES,
+    Metric,
+    Observation,
+    ResultRow,
+    is_trained,
+    read_results,
+    read_typed,
+)
 
 TUNING, REFERENCE = "tuning.json", "reference.json"
 Tried = Mapping[str, Mapping[float, float]]

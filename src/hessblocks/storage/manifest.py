@@ -1,16 +1,23 @@
-"""Write and check the manifest of a model or checkpoint: `seal.json`, the SHA-256 of every file.
+"""Guard folders: a lock for a single writer, and a manifest (`seal.json`) with each file's SHA-256.
 
-The manifest is written after all other files, so that a folder with a manifest is complete.
+The manifest of a model or checkpoint is written after all other files, so that a folder with a
+manifest is complete.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hessblocks.errors import RunError
-from hessblocks.storage.files import read_object, sync, write_json
+from filelock import FileLock, Timeout
+
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.storage.files import read_object, refuse_links, remove_partials, sync, write_json
 
 MANIFEST = "seal.json"
 CARD = "README.md"
@@ -129,7 +136,7 @@ def check_manifest(folder: Path, run: str | None = None, name: str | None = None
     except (OSError, RunError, ValueError, KeyError, TypeError):
         return f"has a damaged {MANIFEST}"
     if added := sorted(file for file in present - set(files) if not file.startswith(".")):
-        return f"holds {added[0]}, which is not of it"
+        return f"holds {added[0]}, which is not one of its files"
     if run not in (None, manifest.get("of", run)):
         return "is of another run"
     if name not in (None, manifest.get("name", name)):
@@ -167,3 +174,63 @@ def remedy(fault: str, run: Path) -> str:
     if fault.startswith("holds"):
         return "take it out and run again"
     return f"remove {run} and run again to train once more"
+
+
+LOCK = ".hessblocks.lock"
+HOLDER = ".hessblocks.holder"
+"""File that names the process with the lock, for the error message of other processes."""
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Lock `folder` for this process, and remove temporary files of killed processes.
+
+    The lock ends with the process, also if the process is killed.
+
+    Args:
+        folder: folder to lock; it is created if it is missing.
+
+    Raises:
+        ArgumentError: the folder is a saved model or checkpoint, or contains a link.
+        RunError: another live process has the lock (the message names it), or the folder cannot be
+            written.
+    """
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        _take(lock, folder)
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):
+                (folder / HOLDER).unlink(missing_ok=True)
+        lock.release()
+
+
+def _take(lock: FileLock, folder: Path) -> None:
+    try:
+        if (folder / MANIFEST).is_file():
+            raise ArgumentError(
+                f"--out: {folder} is a saved model or a checkpoint, into which nothing else is "
+                "written; choose another folder."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(folder)
+        lock.acquire()
+        remove_partials(folder)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        me = f"process {os.getpid()} on {socket.gethostname()} since {now}"
+        (folder / HOLDER).write_text(me, encoding="utf-8")
+    except Timeout as error:
+        raise RunError(
+            f"--out: {folder} is in use by {_holder(folder)}; wait for it or choose another folder."
+        ) from error
+    except OSError as error:
+        raise RunError(
+            f"--out: {folder} cannot be written ({error.strerror or error}); choose another folder."
+        ) from error
+
+
+def _holder(folder: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        return (folder / HOLDER).read_text(encoding="utf-8") or "another process"
+    return "another process"

@@ -83,13 +83,13 @@ def check_model_folder(folder: Path) -> None:
         raise damaged(path, None, f"architectures: expected a list of names, got {kinds!r:.80}")
     if config.get("transformers_weights"):
         raise damaged(path, None, "transformers_weights: expected none; name files in the index")
-    most = len(tensor_types(folder))
+    tensors = len(tensor_types(folder))
     for name, count in _counts(config):
         if count < 0:
             raise damaged(path, None, f"{name}: expected a number from 0 on, got {count}")
-        if most and count > most + SPARE and not name.endswith("_size"):
+        if tensors and count > tensors + SPARE and not name.endswith("_size"):
             raise RunError(
-                f"{path}: {name} is {count:,}, more than the {most:,} tensors beside it allow; "
+                f"{path}: {name} is {count:,}, more than the {tensors:,} tensors beside it allow; "
                 "take the configuration that the weights were saved with."
             )
 

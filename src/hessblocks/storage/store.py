@@ -81,7 +81,7 @@ class Store:
         try:
             line = record.line()
         except ValueError as error:
-            raise RunError(f"{key}: a number of it is not finite.") from error
+            raise RunError(f"{key}: one of its numbers is not finite.") from error
         append(self.folder / POINTS, line, force=True)
         return self._records.setdefault(key, record)
 

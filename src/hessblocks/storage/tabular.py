@@ -7,6 +7,7 @@ the names and fields as JSON in its metadata, and the tensors in binary form.
 from __future__ import annotations
 
 import abc
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
+import safetensors.torch
+import torch
+from jaxtyping import Shaped
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.files import atomic_path, damaged, parse_json, read_object, write_text
 from hessblocks.storage.tables import write_table
@@ -22,7 +30,6 @@ from hessblocks.typed import JSON, typed
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
 
 KIND = "hessblocks"
 """Key of the class name in the file of a result."""
@@ -96,8 +103,6 @@ class Tabular(abc.ABC):
         kind, content = self._content()
         written: dict[str, Any] = {KIND: kind, "fields": _plain(content, tensors)}
         if path.suffix == ".safetensors":
-            from safetensors.torch import save_file
-
             # clones: safetensors refuses views that share a storage
             copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
             with atomic_path(path) as temporary:
@@ -228,14 +233,9 @@ def read_result(path: Path, kinds: Mapping[str, type[Tabular]]) -> Tabular:
 
 
 def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    import torch
-
     if path.suffix == ".safetensors":
-        from safetensors import safe_open
-
-        with safe_open(str(path), framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return parse_json((file.metadata() or {})[KIND]), tensors
+        tensors, metadata = opened(path)
+        return parse_json(metadata[KIND]), tensors
     written = read_object(path)
     return written, {
         name: torch.tensor(
@@ -252,7 +252,7 @@ def _fields(kind: Any, content: Any, tensors: Mapping[str, Tensor]) -> Any:
         lambda hint: hasattr(hint, "dim_str"),
         lambda name, hint: _fitting(tensors[name], hint.dim_str.split(), lengths),
     )
-    converter.register_structure_hook_func(_is_dtype, lambda name, _: _dtype(name))
+    converter.register_structure_hook(torch.dtype, lambda name, _: _dtype(name))
     if is_dataclass(kind) and isinstance(kind, type):
         return typed(converter, kind, content)
     hints = get_type_hints(kind.__init__)
@@ -268,13 +268,58 @@ def _fitting(tensor: Tensor, names: Sequence[str], lengths: dict[str, int]) -> T
     return tensor
 
 
-def _is_dtype(hint: Any) -> bool:
-    return getattr(hint, "__qualname__", "") == "dtype"
-
-
 def _dtype(name: str) -> Any:
     """Return a dtype of torch by its name, such as `torch.float32`."""
-    import torch
-
     dtypes = {str(entry): entry for entry in vars(torch).values() if isinstance(entry, torch.dtype)}
     return dtypes[name]
+
+
+NamedTensors = dict[str, Shaped[Tensor, "..."]]
+
+
+def write_tensors(path: Path, tensors: NamedTensors, run: str) -> None:
+    """Write tensors, whole or not at all.
+
+    Args:
+        path: file to write.
+        tensors: tensors by name.
+        run: identity of the run.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(safetensors.torch.save(tensors, metadata={"of": _tag(run, tensors)}))
+
+
+def read_tensors(path: Path, run: str) -> NamedTensors:
+    """Read the tensors of a run.
+
+    Args:
+        path: file of `write_tensors`.
+        run: identity of the run.
+
+    Returns:
+        The tensors by name.
+
+    Raises:
+        RunError: the file is damaged, or of another run.
+    """
+    try:
+        tensors, metadata = opened(path)
+        if metadata == {"of": _tag(run, tensors)}:
+            return tensors
+    except (SafetensorError, OSError):
+        pass
+    raise RunError(f"{path}: damaged, or of another run; remove it and run the same command again.")
+
+
+def opened(path: Path) -> tuple[NamedTensors, dict[str, str]]:
+    """Read the tensors of a safetensors file by name, and its metadata."""
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+def _tag(run: str, tensors: NamedTensors) -> str:
+    # safetensors itself has no checksum
+    return f"{run} {hashlib.sha256(safetensors.torch.save(tensors)).hexdigest()}"

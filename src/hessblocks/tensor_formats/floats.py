@@ -71,11 +71,11 @@ def nvfp4() -> Format:
 
     def pack(rows: Tensor, importance: Tensor | None) -> dict[str, Tensor]:
         groups = rows.view(-1, 16)
-        whole = _largest(groups.view(1, -1)) / (LARGEST * E2M1[-1])
-        scale = (_largest(groups) / E2M1[-1] / whole).to(torch.float8_e4m3fn)
-        step = scale.float() * whole
+        of_tensor = _largest(groups.view(1, -1)) / (LARGEST * E2M1[-1])
+        scale = (_largest(groups) / E2M1[-1] / of_tensor).to(torch.float8_e4m3fn)
+        step = scale.float() * of_tensor
         scaled = groups / step.masked_fill(step == 0, 1.0)
-        return {"codes": _codes(scaled.view(rows.shape), E2M1), "scales": scale, "scale": whole}
+        return {"codes": _codes(scaled.view(rows.shape), E2M1), "scales": scale, "scale": of_tensor}
 
     def unpack(packed: dict[str, Tensor], shape: Sequence[int]) -> Tensor:
         values = _values(packed["codes"], E2M1, shape[-1]).view(-1, 16)

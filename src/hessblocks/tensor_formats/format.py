@@ -76,8 +76,8 @@ class Format:
         if not self.fits(weight.shape):
             raise ArgumentError(f"{self.name}: does not fit a tensor of {tuple(weight.shape)}")
         rows = as_rows(weight)
-        found = self.unpack(self.pack(rows, importance), rows.shape)
-        return found.view(weight.shape).to(weight.device)
+        unpacked = self.unpack(self.pack(rows, importance), rows.shape)
+        return unpacked.view(weight.shape).to(weight.device)
 
 
 def as_rows(weight: Float[Tensor, "... width"]) -> Float[Tensor, "rows width"]:

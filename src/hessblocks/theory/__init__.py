@@ -3,14 +3,14 @@
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.functional import functional_terms
-from hessblocks.theory.heads import HeadNorm, HeadRotation, HeadTokens
-from hessblocks.theory.hessian import AttentionHessian
+from hessblocks.theory.head_tokens import HeadTokens
+from hessblocks.theory.head_vectors import HeadNorm, HeadRotation
+from hessblocks.theory.hessian import AttentionHessian, ScoreSplit
 from hessblocks.theory.layer import AttentionLayer, AttentionMoments
 from hessblocks.theory.limits import at_limit
 from hessblocks.theory.outer import TokenCurvature
-from hessblocks.theory.piecewise import GAINS, NORMS, Piece, PiecewiseHessian
+from hessblocks.theory.piecewise import Piece, PiecewiseHessian
 from hessblocks.theory.rank_bounds import rank_bound
-from hessblocks.theory.score_split import ScoreSplit
 
 __all__ = [
     "PARTS",

@@ -4,7 +4,7 @@ Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key
 width, O output width, C rank of a curvature factor.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from hessblocks.errors import ArgumentError, check_memory_limit, check_name
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory import validation as valid
-from hessblocks.theory.heads import HeadNorm
+from hessblocks.theory.head_vectors import HeadNorm
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.outer import TokenCurvature
@@ -129,7 +129,12 @@ def attention_hessian(
     heads, _, head_width = query.shape
     key = None
     if one_matrix:
-        _refuse_with_one_matrix({"w_key": w_key, "rotary": rotary, **norms})
+        for name, value in {"w_key": w_key, "rotary": rotary, **norms}.items():
+            if value is not None:
+                raise ArgumentError(
+                    f"{name}: expected None with one matrix (query_key='one-matrix'), which has "
+                    f"no queries and keys, got {type(value).__name__}"
+                )
         valid.check_shape("w_query: one matrix", query[0], (width, width))
     else:
         key = valid.check_weight("w_key", w_key, x, rows=width, heads=heads)
@@ -177,16 +182,6 @@ def attention_hessian(
     )
     gradient, token_curvature = _checked_loss(layer, target, gradient, curvature, curvature_factor)
     return AttentionHessian(layer, gradient=gradient, curvature=token_curvature)
-
-
-def _refuse_with_one_matrix(absent: Mapping[str, object]) -> None:
-    """Refuse arguments about queries or keys, which do not exist with one matrix W_QK."""
-    for name, value in absent.items():
-        if value is not None:
-            raise ArgumentError(
-                f"{name}: expected None with one matrix (query_key='one-matrix'), which has no "
-                f"queries and keys, got {type(value).__name__}"
-            )
 
 
 def _check_scores(

@@ -41,7 +41,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg import KroneckerTerm, TokenMatrices
-from hessblocks.theory.heads import HeadTokens
+from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.outer import gain_feature
 from hessblocks.theory.piecewise import GAINS, Terms
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.linalg import ExactOperator
+from hessblocks.linalg import ExactOperator, KroneckerTerm
 from hessblocks.theory.functional import score_terms, softmax_terms
-from hessblocks.theory.heads import HeadTokens
+from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.layer import AttentionLayer, AttentionMoments
 from hessblocks.theory.outer import OuterPart, TokenCurvature, TokenJacobian
 from hessblocks.theory.piecewise import GROUPS, Piece, PiecewiseHessian, Terms
@@ -212,3 +212,32 @@ def _positions_that_matter(gradient: Tensor, curvatures: list[TokenCurvature]) -
         numbers = curvature.numbers.unflatten(0, gradient.shape[:2])[:, unseen]
         matters[unseen] = (numbers != 0).flatten(2).any(-1).any(0)
     return matters.nonzero()[:, 0]
+
+
+class ScoreSplit(PiecewiseHessian):
+    """Split of H_f that adds up exactly: outer is H_o^T, functional H_f^T, full their sum H_f."""
+
+    def __init__(self, hessian: AttentionHessian) -> None:
+        """Split the functional part of a Hessian. No block is computed yet.
+
+        Args:
+            hessian: Hessian of one layer. The term Jᵀ Λ_f J of a network after the attention
+                belongs to H_o^T.
+        """
+        super().__init__(hessian.layer.x, hessian.layer.memory_limit)
+        self.groups = hessian.groups
+        self._hessian = hessian
+
+    def pieces(self, group: str, head: int | None = None) -> list[Piece]:
+        """List the pieces of a group, as the Hessian has them."""
+        return self._hessian.pieces(group, head)
+
+    def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
+        """Collect the terms of H_o^T (outer) or H_f^T (functional) between two pieces."""
+        if part == "functional":
+            return self._hessian.score_terms(row, column)
+        return self._hessian.softmax_terms(row, column)
+
+    def semidefinite(self, part: Part) -> bool:
+        """Return False: both parts have eigenvalues of both signs."""
+        return False

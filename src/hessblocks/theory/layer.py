@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hessblocks.theory.heads import AttentionSetting, HeadTokens, HeadVectors
+from hessblocks.theory.head_tokens import HeadTokens
+from hessblocks.theory.head_vectors import AttentionSetting, HeadVectors
 from hessblocks.theory.piecewise import GAINS, NORMS, Piece
 
 

@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg import BoundedCache, KroneckerTerm, TokenMatrices
-from hessblocks.theory.heads import HeadTokens
+from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.piecewise import NORMS, Piece
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.theory.heads import HeadNorm, HeadRotation
+from hessblocks.theory.head_vectors import HeadNorm, HeadRotation
 from hessblocks.theory.outer import TokenCurvature
 from hessblocks.theory.piecewise import GAINS
 

@@ -12,22 +12,24 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback, TrainerState
 
 from hessblocks import curvature, signal
+from hessblocks.blocks import ReparametrisedLinear, ResidualSum, ShapedGains
 from hessblocks.conventions import PARTS, Part
 from hessblocks.data import Corpus, Example
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.settings import CurvatureSettings, RunSettings, is_due
 from hessblocks.storage import JsonLine, ResultRow, Tabular, append_line
 from hessblocks.training.folder import RunFolder
+from hessblocks.training.preparation import Prepared
 from hessblocks.training.recorder import Recorder
-from hessblocks.training.trained_gains import gain_values
 
 GroupChoice = (
     Mapping[str, curvature.ParameterGroup]
@@ -36,14 +38,20 @@ GroupChoice = (
 )
 
 
+def line_files(settings: RunSettings, prepared: Prepared, folder: RunFolder) -> list[Path]:
+    """List the files of JSON lines that a run writes: metrics, and observations if it has any."""
+    observed = settings.observation.needs_batch
+    if settings.observation.gains_every and not observed:
+        observed = any(True for _ in _trained(prepared.outline(settings.preset)))
+    return [folder.metrics, *([folder.observations] if observed else [])]
+
+
 class Observer(TrainerCallback):
     """Callback that measures at the due steps."""
 
     def __init__(self, recorder: Recorder, folder: RunFolder, corpus: Corpus) -> None:
         """Observe a run; the recorder runs before this callback and stops the clock."""
-        self.recorder = recorder
-        self.folder = folder
-        self.corpus = corpus
+        self.recorder, self.folder, self.corpus = recorder, folder, corpus
         self.wanted = recorder.settings.observation
         self.last = recorder.settings.training.steps
 
@@ -351,3 +359,55 @@ class GainCallback(Following):
     def name_of(self, row: Mapping[str, Any]) -> str:
         """Return gain/LAYER/QUANTITY."""
         return f"gain/{row['layer']}/{row['quantity']}"
+
+
+BRANCHES = {"attention_branch": "SA", "mlp_branch": "FF"}
+WEIGHTS = {
+    "query": "Q",
+    "key": "K",
+    "value": "V",
+    "projection": "P",
+    "input": "in",
+    "gate": "gate",
+    "attention.gate": "G",
+    "output": "out",
+}
+"""Role of a weight → its letter in the name of a gain."""
+
+
+def gain_values(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Yield every trainable gain: layer, quantity, value (mean over heads), and `heads` if any.
+
+    Quantities are alpha, beta, gamma (shaped attention), alpha_SA, beta_SA, alpha_FF, beta_FF
+    (skips and branches), alpha_V, beta_V and so on (reparametrised weights).
+
+    Args:
+        model: model of this library.
+    """
+    for layer, quantity, gain in _trained(model):
+        values = gain.detach().float()
+        row = {"layer": layer, "quantity": quantity, "value": float(values.mean())}
+        yield row | ({"heads": values.tolist()} if gain.ndim else {})
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
+    for layer, block in enumerate(signal.layers_of(model)):
+        for path, module in block.named_modules():
+            for quantity, gain in _gains(path, module):
+                if isinstance(gain, Tensor) and gain.requires_grad:
+                    yield layer, quantity, gain
+
+
+def _gains(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor | float]]:
+    name = path.rpartition(".")[2]
+    if isinstance(module, ShapedGains):
+        yield from (("alpha", module.alpha), ("beta", module.beta), ("gamma", module.gamma))
+    elif isinstance(module, ResidualSum):
+        letter = BRANCHES.get(name, name)
+        yield from ((f"alpha_{letter}", module.skip), (f"beta_{letter}", module.gain))
+    elif isinstance(module, ReparametrisedLinear):
+        letter = WEIGHTS.get(path) or WEIGHTS.get(name, name)
+        yield from (
+            (f"alpha_{letter}", module.initial_gain),
+            (f"beta_{letter}", module.update_gain),
+        )

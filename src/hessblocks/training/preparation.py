@@ -2,9 +2,9 @@
 
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,15 +19,8 @@ from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError, in_units, main_memory, unknown_name
 from hessblocks.models import build
-from hessblocks.settings import (
-    ComparisonSettings,
-    ModelSettings,
-    RunSettings,
-    SharedSettings,
-    chooses,
-)
+from hessblocks.settings import ComparisonSettings, ModelSettings, RunSettings, chooses
 from hessblocks.storage import parse_json
-from hessblocks.training.trained_gains import has_gains
 
 WEIGHT_AND_GRADIENT = 8
 """Bytes of a parameter and its gradient in float32, the least memory that training needs."""
@@ -109,23 +102,20 @@ TrainedSettings = RunSettings | ComparisonSettings
 
 @dataclass(frozen=True)
 class Prepared:
-    """Checked settings of one run or several, with text, blocks and models without weights."""
+    """Checked settings of one run or several, with their text."""
 
     settings: TrainedSettings
     """Settings of the run, or of all runs of a comparison."""
     corpus: Corpus
     """Text to train on."""
-    outlines: Mapping[str, PreTrainedModel]
-    """Preset → model on the meta device, with shapes and without values."""
 
-    def blocks(self, preset: str) -> Sequence[BlockConfig]:
-        """Blocks that the layers of a preset have in turn."""
-        return _outline(_hashable(self.settings.model), preset, self.corpus.vocab_size)[0]
+    def outline(self, preset: str) -> PreTrainedModel:
+        """Return the model of a preset on the meta device, with shapes and without values."""
+        return model_without_weights(self.settings.model, preset, self.corpus.vocab_size)
 
     def build(self, preset: str, seed: int) -> PreTrainedModel:
         """Build the model of a preset in float32; sets torch's random state."""
-        sizes, vocab_size = self.settings.model, self.corpus.vocab_size
-        return _built(sizes, preset, self.blocks(preset), vocab_size, seed)
+        return build_model(self.settings.model, preset, self.corpus.vocab_size, seed)
 
 
 def prepare(settings: TrainedSettings, corpus: Corpus) -> Prepared:
@@ -136,7 +126,7 @@ def prepare(settings: TrainedSettings, corpus: Corpus) -> Prepared:
         corpus: text to train on.
 
     Returns:
-        Settings, text, and the blocks and models without weights of all presets.
+        Settings and text.
 
     Raises:
         ArgumentError: a setting does not work; the message has the option.
@@ -144,18 +134,25 @@ def prepare(settings: TrainedSettings, corpus: Corpus) -> Prepared:
     sizes = settings.model
     check_environment(settings.device)
     check_tracker(settings.report_to)
-    names, vocab_size = settings.presets, corpus.vocab_size
-    outlines = {name: model_without_weights(sizes, name, vocab_size) for name in names}
+    prepared = Prepared(settings, corpus)
+    outlines = [prepared.outline(name) for name in settings.presets]
     for split in ("train", "validation"):
         corpus.windows(split, sizes.context)
-    _check_logits(settings, corpus.vocab_size)
+    sequences = settings.training.sequences_each()
+    size = LOGIT * sequences * sizes.context * corpus.vocab_size
+    if size > (memory := _memory()):
+        raise ArgumentError(
+            f"--batch-size: the logits of {sequences:,} sequences take {in_units(size)}, this "
+            f"machine has {in_units(memory)}; make it smaller, or share it out with --accumulate."
+        )
     for sample in settings.samples:
         corpus.curvature_batch(sample.sequences, sample.tokens)
     if settings.observation.curvature_every:
-        _check_groups(settings.observation.curvature_groups, outlines.values())
-    return Prepared(settings, corpus, outlines)
+        _check_groups(settings.observation.curvature_groups, outlines)
+    return prepared
 
 
+@local_torch_dtype(torch.float32)
 def build_model(
     sizes: ModelSettings, preset: str, vocab_size: int, seed: int = 0
 ) -> PreTrainedModel:
@@ -173,16 +170,9 @@ def build_model(
     Raises:
         ArgumentError: the preset is unknown, or sizes do not fit.
     """
-    return _built(sizes, preset, blocks_of(sizes, preset), vocab_size, seed)
-
-
-@local_torch_dtype(torch.float32)
-def _built(
-    sizes: ModelSettings, preset: str, blocks: Sequence[BlockConfig], vocab_size: int, seed: int
-) -> PreTrainedModel:
     torch.manual_seed(seed)
     return build(
-        blocks,
+        blocks_of(sizes, preset),
         depth=sizes.depth,
         vocab_size=vocab_size,
         context=sizes.context,
@@ -191,8 +181,9 @@ def _built(
     )
 
 
+@lru_cache(maxsize=64)  # one command asks for every run
 def blocks_of(sizes: ModelSettings, preset: str) -> list[BlockConfig]:
-    """Make the blocks that the layers have in turn.
+    """Make the blocks that the layers have in turn; the list is shared, change none of it.
 
     Args:
         sizes: sizes of the model, and blocks of the user.
@@ -225,7 +216,7 @@ def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) ->
     Raises:
         ArgumentError: the preset is unknown, sizes do not fit, or the model exceeds the memory.
     """
-    _, model = _outline(_hashable(sizes), preset, vocab_size)
+    model = _outline(sizes, preset, vocab_size)
     count = sum(parameter.numel() for parameter in model.parameters())
     if WEIGHT_AND_GRADIENT * count > (memory := _memory()):
         raise ArgumentError(
@@ -236,35 +227,16 @@ def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) ->
     return model
 
 
-def _hashable(sizes: ModelSettings) -> ModelSettings:
-    return replace(sizes, slots=tuple(sizes.slots))
-
-
 @lru_cache(maxsize=64)  # a command asks before it reads the data, and for every run
-def _outline(
-    sizes: ModelSettings, preset: str, vocab_size: int
-) -> tuple[list[BlockConfig], PreTrainedModel]:
-    """Parse a preset; return the blocks of its layers in turn, and a model on the meta device."""
-    blocks = blocks_of(sizes, preset)
+def _outline(sizes: ModelSettings, preset: str, vocab_size: int) -> PreTrainedModel:
     with torch.device("meta"):
-        return blocks, _built(sizes, preset, blocks, vocab_size, seed=0)
+        return build_model(sizes, preset, vocab_size)
 
 
 def _memory() -> int:
     """Return the size in bytes of the largest memory of this machine, main memory or a GPU's."""
     cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return max([main_memory(), *(card.total_memory for card in cards)])
-
-
-def _check_logits(settings: SharedSettings, vocab_size: int) -> None:
-    """Refuse a batch whose logits alone exceed the memory."""
-    rows = settings.training.sequences_each()
-    size = LOGIT * rows * settings.model.context * vocab_size
-    if size > (memory := _memory()):
-        raise ArgumentError(
-            f"--batch-size: the logits of {rows:,} sequences take {in_units(size)}, this machine "
-            f"has {in_units(memory)}; make it smaller, or share it out with --accumulate."
-        )
 
 
 def _check_groups(wanted: Sequence[str], models: Iterable[PreTrainedModel]) -> None:
@@ -275,14 +247,6 @@ def _check_groups(wanted: Sequence[str], models: Iterable[PreTrainedModel]) -> N
     for pattern in wanted:
         if not any(chooses(pattern, name, role) for name, role in roles.items()):
             raise unknown_name("--curvature-groups", pattern, dict.fromkeys(roles.values()))
-
-
-def line_files(settings: RunSettings, prepared: Prepared) -> tuple[str, ...]:
-    """List the JSON-line files that a run writes: metrics, and observations if it has any."""
-    observed = settings.observation.needs_batch
-    if settings.observation.gains_every and not observed:
-        observed = has_gains(prepared.outlines[settings.preset])
-    return ("metrics", "observations") if observed else ("metrics",)
 
 
 def config_of(prepared: Prepared, command: str, run: RunSettings | None = None) -> dict[str, Any]:
@@ -305,7 +269,7 @@ def config_of(prepared: Prepared, command: str, run: RunSettings | None = None) 
     blocks = {
         name: {
             f"{index}": block.to_dict()
-            for index, block in enumerate(prepared.blocks(name), start=1)
+            for index, block in enumerate(blocks_of(settings.model, name), start=1)
         }
         for name in settings.presets
     }

@@ -17,54 +17,15 @@ from hessblocks.errors import RunError
 from hessblocks.models import Saved
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureSettings, RunSettings
-from hessblocks.training.cost import sequence_flops, start_counting
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
-from hessblocks.training.following import Observer, map_rows
-from hessblocks.training.preparation import Prepared, closed_tracker, line_files
-from hessblocks.training.recorder import Recorder
+from hessblocks.training.following import Observer, line_files, map_rows
+from hessblocks.training.preparation import Prepared, closed_tracker
+from hessblocks.training.recorder import Recorder, start_counting, update_flops
 from hessblocks.training.trainer import make_trainer, tokenizer_of
 
 
 class DivergenceWarning(UserWarning):
     """Warning that a loss or a gradient is not finite, so that the run ends."""
-
-
-@local_torch_dtype(torch.float32)
-def carry_out(
-    settings: RunSettings,
-    folder: RunFolder,
-    checkpoint: Path | None,
-    prepared: Prepared,
-    progress: Progress | None = None,
-) -> tuple[PreTrainedModel, Recorder]:
-    """Train a run from a checkpoint; None: from the start.
-
-    Returns:
-        The trained model, and the recorder of its training.
-    """
-
-    def show(line: dict[str, Any]) -> None:
-        if progress and line["split"] == "train":
-            progress.step(line["step"], line["loss"])
-
-    recorder = Recorder(settings, folder, checkpoint=checkpoint, listener=show)
-    observers = [Observer(recorder, folder, prepared.corpus)] if settings.observation.any else []
-    model = prepared.build(settings.preset, settings.seed)
-    trainer = make_trainer(model, settings, prepared.corpus, folder.checkpoints)
-    sequences = settings.training.sequences_each()
-    recorder.peak = max(recorder.peak, start_counting(model, settings, sequences))
-    with closed_tracker(settings.report_to):
-        recorder.record(trainer, *observers)
-    if recorder.divergence:
-        divergence = recorder.divergence
-        warnings.warn(
-            f"{settings.preset}, seed {settings.seed}: diverged at step {divergence.step}: the "
-            f"{divergence.words} {divergence.verb} not finite; the run ends there and its numbers "
-            f"are kept. Try a lower --learning-rate than {settings.training.learning_rate:g}.",
-            DivergenceWarning,
-            stacklevel=2,
-        )
-    return model, recorder
 
 
 ResultRows = list[storage.ResultRow]
@@ -88,6 +49,8 @@ class Run:
         self.progress = progress
         self.rows = storage.read_results(folder.results)
         self.name = f"{settings.preset}, seed {settings.seed}"
+        self.lines = line_files(settings, prepared, folder)
+        """Files of JSON lines that the run writes."""
 
     def complete(self) -> Sequence[storage.ResultRow]:
         """Do the steps whose results are not recorded yet.
@@ -122,7 +85,7 @@ class Run:
         """Check the files of a run that an earlier process has trained; warn of a damaged model."""
         if storage.is_trained(self.rows):
             newest(self.folder)  # moves damaged checkpoints away
-            for path in self._lines:
+            for path in self.lines:
                 storage.read_finished_lines(path)
             if not self._diverged and (fault := self._model_fault):
                 self._warn(fault)
@@ -140,12 +103,6 @@ class Run:
     @property
     def _done(self) -> set[str]:
         return storage.steps_done(self.rows)
-
-    @property
-    def _lines(self) -> list[Path]:
-        """List the files of JSON lines that the run writes."""
-        names = line_files(self.settings, self.prepared)
-        return [getattr(self.folder, name) for name in names]
 
     @property
     def _diverged(self) -> bool:
@@ -167,10 +124,9 @@ class Run:
 
     def _counts(self) -> ResultRows:
         """Count the parameters, and the floating-point operations of an update."""
-        outline = self.prepared.outlines[self.settings.preset]
+        outline = self.prepared.outline(self.settings.preset)
         count = sum(parameter.numel() for parameter in outline.parameters())
-        sequences = self.settings.training.batch_size
-        flops = sequences * sequence_flops(outline, self.settings.model.context)
+        flops = update_flops(self.settings, self.corpus.vocab_size)
         return self._rows("exact", {("parameters", ""): count, ("flops", ""): flops})
 
     def _map(self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str) -> None:
@@ -187,7 +143,7 @@ class Run:
         """Train from the newest whole checkpoint, or the start, unless a final model is saved."""
         settings, measured = self.settings, storage.remembered_in(self.folder.model)
         finished = {"seconds", "peak_memory"} <= measured.keys() and not self._model_fault
-        if finished and not any(map(storage.fault_in_finished_lines, self._lines)):
+        if finished and not any(map(storage.fault_in_finished_lines, self.lines)):
             return self._training_rows(measured)
         if self.folder.model.exists():
             aside = storage.set_aside(self.folder.model, self.folder.path).parent
@@ -197,14 +153,43 @@ class Run:
             )
         with self.progress.stage("training", self.name, settings.training.steps):
             checkpoint = continued(self.folder, self.name, observed=settings.observation.any)
-            model, recorder = carry_out(
-                settings, self.folder, checkpoint, self.prepared, self.progress
-            )
+            model, recorder = self.carry_out(checkpoint)
             measured = {"seconds": recorder.seconds, "peak_memory": recorder.peak}
             if recorder.divergence is None:
                 tokenizer = tokenizer_of(self.corpus, settings.model.context)
                 save_model(model, tokenizer, self.folder, **measured)
         return self._training_rows(measured, diverged=recorder.divergence is not None)
+
+    @local_torch_dtype(torch.float32)
+    def carry_out(self, checkpoint: Path | None) -> tuple[PreTrainedModel, Recorder]:
+        """Train the run from a checkpoint; None: from the start.
+
+        Returns:
+            The trained model, and the recorder of its training.
+        """
+        settings = self.settings
+
+        def show(line: dict[str, Any]) -> None:
+            if line["split"] == "train":
+                self.progress.step(line["step"], line["loss"])
+
+        recorder = Recorder(settings, self.folder, checkpoint=checkpoint, listener=show)
+        observer = Observer(recorder, self.folder, self.corpus)
+        model = self.prepared.build(settings.preset, settings.seed)
+        trainer = make_trainer(model, settings, self.corpus, self.folder.checkpoints)
+        sequences = settings.training.sequences_each()
+        recorder.peak = max(recorder.peak, start_counting(model, settings, sequences))
+        with closed_tracker(settings.report_to):
+            recorder.record(trainer, *([observer] if settings.observation.any else []))
+        if divergence := recorder.divergence:
+            warnings.warn(
+                f"{self.name}: diverged at step {divergence.step}: the {divergence.words} "
+                f"{divergence.verb} not finite; the run ends there and its numbers are kept. Try a "
+                f"lower --learning-rate than {settings.training.learning_rate:g}.",
+                DivergenceWarning,
+                stacklevel=3,
+            )
+        return model, recorder
 
     def _training_rows(
         self, measured: Mapping[str, float], *, diverged: bool = False

@@ -2,24 +2,109 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 import transformers
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.optim import Muon, Optimizer
 from torch.utils.data import Dataset, Sampler, Subset
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from hessblocks.conventions import AnyPath
 from hessblocks.data import END_OF_TEXT, MASK, PADDING, Corpus, Example, Windows
 from hessblocks.errors import RunError
-from hessblocks.settings import RunSettings, SharedSettings
+from hessblocks.settings import RunSettings, SharedSettings, TrainingSettings
 from hessblocks.training.folder import writing
-from hessblocks.training.optimisers import optimiser_of
+
+OptimiserGroups = list[dict[str, Any]]
+"""Parameter groups of torch's optimisers: parameters with learning rate and weight decay."""
+
+
+class OptimiserPair(Optimizer):
+    """Several optimisers as one, for the Trainer and its checkpoints."""
+
+    def __init__(self, *inner: Optimizer) -> None:
+        self.inner = inner
+        super().__init__([group for optimiser in inner for group in optimiser.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Give each optimiser its parameter groups, and all of them one state."""
+        start = 0
+        for optimiser in self.inner:
+            end = start + len(optimiser.param_groups)
+            optimiser.param_groups, start = self.param_groups[start:end], end
+            optimiser.state = self.state
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load the state of all optimisers."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Step each optimiser."""
+        for optimiser in self.inner:
+            optimiser.step()
+
+
+def layer_matrices(model: PreTrainedModel) -> list[Float[Tensor, "outputs inputs"]]:
+    """List the weight matrices of a model's layers, without embeddings, output head and vectors.
+
+    Args:
+        model: model made of blocks.
+
+    Returns:
+        Trainable parameters with two axes.
+    """
+    layers = cast(Iterable[nn.Module], model.base_model.layers)
+    return [p for layer in layers for p in layer.parameters() if p.ndim == 2 and p.requires_grad]
+
+
+def optimiser_of(trainer: Trainer, training: TrainingSettings) -> Optimizer | None:
+    """Make the optimiser of a run whose layer matrices have their own optimiser or rate.
+
+    With rates by width, the rate of the matrices is `learning_rate` times base width over width.
+    Their weight decay is divided by the same factor, so that rate times decay stays the same.
+
+    Args:
+        trainer: Trainer with its model.
+        training: settings of the training.
+
+    Returns:
+        The optimiser; None if the Trainer's default is enough.
+
+    Source:
+        Muon: torch.optim.Muon, its step as large as AdamW's (Liu et al., 2025, arXiv 2502.16982,
+        eq. 4). Rates by width: Yang et al. (2022), arXiv 2203.03466, table 8, for Adam; only the
+        rate of hidden matrices is taken from it.
+    """
+    muon = training.optimiser == "muon"
+    if not muon and training.rates == "same":
+        return None
+    model = cast(PreTrainedModel, trainer.model)
+    factor = 1.0
+    if training.rates == "width":
+        factor = training.base_width / model.config.hidden_size
+    rate, decay = training.learning_rate, training.weight_decay
+    matrices = layer_matrices(model)
+    matrix_ids = {id(matrix) for matrix in matrices}
+    others = [p for p in model.parameters() if id(p) not in matrix_ids and p.requires_grad]
+    first = {"params": matrices, "lr": factor * rate, "weight_decay": decay / factor}
+    rest: OptimiserGroups = [
+        {"params": [p for p in others if p.ndim >= 2], "lr": rate, "weight_decay": decay},
+        {"params": [p for p in others if p.ndim < 2], "lr": rate, "weight_decay": 0.0},
+    ]
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(trainer.args, model)
+    if not muon:
+        return cast(Optimizer, kind([first, *rest], **options))
+    return OptimiserPair(Muon([first], adjust_lr_fn="match_rms_adamw"), kind(rest, **options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,20 +113,10 @@ class Divergence:
 
     step: int
     """Number of the update that could not be made, from 1; of a validation loss the last one."""
-    quantity: str
-    """parameters, loss, gradient norm or validation loss."""
-    place: str = ""
-    """Name of the parameter; empty for other quantities."""
-
-    @property
-    def words(self) -> str:
-        """Description, such as "parameters of model.layers.3.mlp.input.weight"."""
-        return f"{self.quantity} of {self.place}" if self.place else self.quantity
-
-    @property
-    def verb(self) -> str:
-        """Verb that agrees with the quantity."""
-        return "are" if self.quantity == "parameters" else "is"
+    words: str
+    """Loss, gradient norm, validation loss, or "parameters of model.layers.3.mlp.input.weight"."""
+    verb: str = "is"
+    """Verb that agrees with the words."""
 
 
 def located(model: nn.Module, step: int, quantity: str) -> Divergence:
@@ -57,8 +132,8 @@ def located(model: nn.Module, step: int, quantity: str) -> Divergence:
     """
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
-            return Divergence(step=step, quantity="parameters", place=name)
-    return Divergence(step=step, quantity=quantity)
+            return Divergence(step=step, words=f"parameters of {name}", verb="are")
+    return Divergence(step=step, words=quantity)
 
 
 class GuardedTrainer(Trainer):
@@ -193,11 +268,9 @@ class RunTrainer(GuardedTrainer):
     """Trainer whose data order depends only on the seed and the step."""
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
-        windows = cast(Windows, self.train_dataset)
-        arguments = self.args
+        windows, arguments = cast(Windows, self.train_dataset), self.args
         per_step = arguments.train_batch_size * arguments.gradient_accumulation_steps
-        count = arguments.max_steps * per_step
-        return ShuffledPasses(windows, count, arguments.seed)
+        return ShuffledPasses(windows, arguments.max_steps * per_step, arguments.seed)
 
 
 def tokenizer_of(corpus: Corpus, context: int) -> transformers.PreTrainedTokenizerFast:

@@ -6,7 +6,7 @@ from tests.mutants.mutant import fault
 FAULTS = (
     fault("price: the check sees the text of the forecasts", "drawn[count:] => drawn[:count]",
           "test_every_number_is_that_of_the_library", within="drawn_batches"),
-    fault("price: samples of another run are taken", "file.metadata() == {'of': _tag(run, tensors)} => True",
+    fault("price: samples of another run are taken", "metadata == {'of': _tag(run, tensors)} => True",
           "test_samples_of_another_run_are_refused", within="read_tensors"),
     fault("price: samples are not kept", "if path.exists() and $stored: $$body =>",
           "test_the_same_call_goes_on_and_draws_nothing", within="stored_bill"),
@@ -23,6 +23,6 @@ FAULTS = (
           "test_what_cannot_be_priced_is_refused_in_a_sentence", within="_other"),
     fault("price: another model's merge goes on", "{'merged': fingerprint($m)} => {}",
           "test_a_merge_and_no_check", within="measure_price"),
-    fault("price: a single bit is taken", "least <= $found <= most => True",
-          "test_what_cannot_be_priced_is_refused_in_a_sentence", within="_number"),
+    fault("price: a single bit is taken", "least <= $found <= largest => True",
+          "test_what_cannot_be_priced_is_refused_in_a_sentence", within="_set_numbers"),
 )

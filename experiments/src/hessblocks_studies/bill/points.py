@@ -204,7 +204,7 @@ def _run(name: str, size: TextSize, seed: int) -> tuple[PreTrainedModel, float]:
     model = shared.make_model(own)
     corpus = shared.text_of(size)
     shared.train(model, shared.run_settings(own), corpus)
-    return model.eval(), shared.whole_loss(model, corpus, size.context)
+    return model.eval(), shared.whole_loss(model, corpus.windows("validation", size.context))
 
 
 def rounds_of(places: Sequence[str]) -> list[list[str]]:

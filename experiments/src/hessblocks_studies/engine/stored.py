@@ -29,10 +29,9 @@ def opened(folder: Path) -> Iterator[Store]:
 
 
 def grown(study: Study[Any], points: Sequence[Point], store: Store) -> list[Point]:
-    """List the points of a study, including those of additional seeds that the results require.
+    """List the points of a study, including those that follow from the results.
 
-    If all points are measured and the results are undecided, the points of one more seed follow.
-    The list depends only on the store, so that each call gives the same seeds.
+    The list depends only on the store, so that each call gives the same points.
 
     Args:
         study: study of the points.

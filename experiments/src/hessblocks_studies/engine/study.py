@@ -94,8 +94,10 @@ class Study(Generic[S]):
     gpus: float = 0
     """Accelerators per point on a cluster, at paper scale."""
     more: Callable[[Rows, Sequence[S]], Sequence[S]] | None = None
-    """Function from all rows and their points' settings to the settings of one more seed; empty if
-    the results decide. None for a study with fixed seeds."""
+    """Function from all rows and their points' settings to the settings of further points; empty if
+    none follow. None for a study with fixed points."""
+    costs: Mapping[Scale, str] = field(default_factory=dict)
+    """Scale → expected cost of all points, in words."""
 
     def points(self, scale: str, seeds: int | None = None) -> list[Point]:
         """List the points of a scale.

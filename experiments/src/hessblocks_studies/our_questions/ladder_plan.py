@@ -1,87 +1,94 @@
-"""List the points of the study `ladder`: rungs of width, tokens and depth; rates, initial stds.
+"""List the points of the study `ladder`: at every rung a tuning of each block, then its runs.
 
-`BEST` is filled in manually from the tuning.
+Later points follow from the losses of the tuning, so no rate is filled in by hand.
 """
 
+import itertools
 import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hessblocks_studies import shared
-from hessblocks_studies.engine import Scale
+from hessblocks_studies.engine import Rows, Scale
 
 BASE = "pre-ln, zero queries"
 """Block whose loss is subtracted in gaps."""
-VERDICTS = ("sas", "sas-p")
+JUDGED = ("sas", "sas-p")
 """Blocks with verdicts."""
-JUDGED = (*VERDICTS, "parallel, zero queries")
-BLOCKS = (BASE, *JUDGED)
-TUNING, WIDTHS, NEIGHBOURS, TOKENS, DEPTHS = (
-    shared.TUNING, "widths", "next rates", "tokens", "depths",
-)  # fmt: skip
-PAPER_TOKENS = 4
-"""Training tokens per parameter of the paper's main runs."""
-RUNGS: dict[Scale, tuple[int, ...]] = {
-    "smoke": (16, 32, 48, 64),
-    "laptop": (64, 96, 128, 192),
-    "paper": (256, 384, 512, 768),
-}
-"""Scale → widths; rates are tuned at the first three and checked at the fourth."""
-TUNED_WIDTHS = 3
-"""Number of widths of the tuning, the first of `RUNGS`."""
-WIDTH_COUNT = len(RUNGS["laptop"])
-"""Number of widths of each scale."""
-USUAL: dict[Scale, int] = {"smoke": 16, "laptop": 64, "paper": 256}
-"""Scale → width of the rungs of tokens and depth."""
-TUNED = 64
-"""Width of the rates in `RATES` and `BEST`."""
-MANY: dict[Scale, tuple[float, ...]] = {
-    "smoke": (1,),
-    "laptop": (1, 12, 25),
-    "paper": (1, 12),
-}
-"""Scale → further numbers of tokens per parameter, at the usual width."""
-LAYERS: dict[Scale, tuple[int, ...]] = {
-    "smoke": (2,),
-    "laptop": (3, 12, 24),
-    "paper": (36, 72),
-}
-"""Scale → further depths, at the usual width."""
-SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 5, "paper": 3}
-RATES = (1e-2, 3e-3, 3e-2)
-"""Rates of the tuning at width `TUNED`, the likeliest first; other widths: scaled by 1 / width."""
-BEST: dict[str, float] = dict.fromkeys(BLOCKS, 1e-2)
-"""Block → rate of its runs at width `TUNED`; a guess until the tuning is done."""
-SIZES: dict[Scale, shared.TextSize] = {
-    "smoke": replace(shared.SMALLEST, evaluations=2),
-    "laptop": replace(
-        shared.LAPTOP, evaluations=20, data=f"{shared.PACKAGE}torch{shared.NO_TABLES}"
-    ),
-    "paper": shared.PAPER,
-}
-SHORT: dict[Scale, float] = {"smoke": 0.01, "laptop": 1.0, "paper": 1.0}
-"""Scale → share of the tokens that is used."""
-WHOLE = 10**6
-"""Number of held-out windows that selects all of them."""
+BLOCKS = ("pre-ln", BASE, *JUDGED)
+TUNING, RUNS = shared.TUNING, "runs"
 TABLE = shared.BIGRAMS
+UNIT = 64
+"""Width at which 10^(quarter / 4) is the rate; other widths: in proportion to 1 / width."""
+FIRST = -8
+"""Quarter of the rate that every block tries first, 1e-2."""
+FIXED = 0.0
+"""Gain that stands for a standard deviation of 0.02 in all matrices, as the authors have it."""
+LAST = 8192
+"""Number of held-out windows of the last loss, spread evenly."""
+Rung = tuple[int, float]
+"""Width, and training tokens per parameter of pre-ln."""
+Grid = Mapping[float, Mapping[int, float]]
+"""Gain → quarter → last loss of the tuning run; infinite if it diverged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """What a scale measures."""
+
+    size: shared.TextSize
+    """Sizes; width, steps and rate are those of a point."""
+    rungs: tuple[Rung, ...]
+    """Rungs, in the order of measurement."""
+    gains: tuple[float, ...]
+    """Initial standard deviations that each block tries, in units of 1 / √inputs."""
+    quarters: range = range(-16, 1)
+    """Quarters that a tuning may try."""
+    seeds: int = 5
+    """Seeds of the runs."""
+    share: float = 1.0
+    """Share of the tokens that is used."""
+    tuned: float = 1.0
+    """Length of a tuning run, as a share of that of a run."""
+
+
+EXTENTS: dict[Scale, Extent] = {
+    "smoke": Extent(
+        size=replace(shared.SMALLEST, evaluations=2),
+        rungs=((16, 4), (16, 12)),
+        gains=(0.32,),
+        quarters=range(-9, -6),
+        seeds=1,
+        share=0.01,
+    ),
+    "laptop": Extent(
+        size=replace(
+            shared.LAPTOP, evaluations=10, data=f"{shared.PACKAGE}torch+sympy{shared.NO_TABLES}"
+        ),
+        rungs=tuple((width, tokens) for width in (64, 96, 128) for tokens in (4, 12)),
+        gains=(0.32, 0.56, 1.0),
+    ),
+    "paper": Extent(size=shared.PAPER, rungs=((768, 4.25),), gains=(FIXED,), seeds=3, tuned=0.2),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderSettings(shared.TunedSettings):
     """Settings of a point: one model, or the bigram table."""
 
+    scale: Scale
+    """Scale of the study."""
     tokens_a_parameter: float
-    """Training tokens per parameter of pre-ln."""
-    whole: bool | None = None
-    """Whether the last loss uses all held-out windows."""
-    probe: shared.Probe | None = None
-    """Curvature measurement at the first and last step; None for no measurement."""
-    also: tuple[tuple[str, str], ...] = ()
-    """Further phases of this run, each with the run's label there."""
+    """Training tokens per parameter of pre-ln, of a run of full length."""
+    gain: float | None = None
+    """Initial standard deviation of random matrices in units of 1 / √inputs; None: no model."""
+    quarter: int | None = None
+    """Quarter of the learning rate; None: no model."""
 
     @property
-    def parameters(self) -> int:
-        """Number of parameters of pre-ln at this size."""
-        return parameters(self.size)
+    def rung(self) -> Rung:
+        """Width and tokens per parameter."""
+        return self.size.width, self.tokens_a_parameter
 
 
 def parameters(size: shared.TextSize) -> int:
@@ -90,157 +97,221 @@ def parameters(size: shared.TextSize) -> int:
     return size.depth * layer + (size.vocab_size + 1) * size.width
 
 
-def at(block: str, rung: str) -> str:
+def at(block: str, rung: Rung) -> str:
     """Name a block at a rung."""
-    return f"{block} ({rung})"
+    return f"{block} (width {rung[0]}, {rung[1]:g} tokens)"
 
 
-def rung_of(label: str) -> str:
-    """Return the rung of a label."""
-    return label.rpartition(" (")[2].removesuffix(")")
+def size_of(extent: Extent, rung: Rung, share: float = 1.0) -> shared.TextSize:
+    """Compute the size of a run, or of a share of it; steps are a multiple of the evaluations."""
+    size = shared.widened(extent.size, rung[0])
+    tokens = share * extent.share * rung[1] * parameters(size)
+    between = round(tokens / (size.batch_size * size.context * size.evaluations))
+    return replace(size, steps=max(1, between) * size.evaluations)
 
 
-def size_of(
-    scale: Scale, width: int, tokens: float = PAPER_TOKENS, depth: int | None = None
-) -> shared.TextSize:
-    """Compute the size of a rung; its steps are a multiple of the evaluations."""
-    size = shared.widened(SIZES[scale], width)
-    size = replace(size, depth=depth or size.depth)
-    wanted = SHORT[scale] * tokens * parameters(size) / (size.batch_size * size.context)
-    each = max(1, round(wanted / size.evaluations))
-    return replace(size, steps=each * size.evaluations)
+def rate_of(quarter: int, width: int) -> float:
+    """Compute the learning rate of a quarter at a width."""
+    return float(f"{10 ** (quarter / 4) * UNIT / width:.4g}")
 
 
-def std_slots(block: str, size: shared.TextSize) -> tuple[str, ...]:
-    """Set the initial std of a block's random matrices to 1 / √(number of inputs)."""
-    simplified = block in VERDICTS
-    narrow = ("attention.key", *(() if simplified else ("attention.value", "attention.projection")))
-    inner = 1 / math.sqrt(size.width)
+def std_slots(block: str, gain: float, size: shared.TextSize) -> tuple[str, ...]:
+    """Set the initial std of a block's random matrices to gain / √inputs; positions are rotary."""
+    if gain == FIXED:
+        return ()  # the preset's own, with the authors' positions
+    names = ["attention.key", "mlp.input"]
+    names += ["attention.query"] if block == "pre-ln" else []
+    names += [] if block in JUDGED else ["attention.value", "attention.projection"]
     return (
         "position=rotary",
-        *(f"{name}.std={inner:.6g}" for name in (*narrow, "mlp.input")),
-        f"mlp.output.std={1 / math.sqrt(size.mlp_width):.6g}",
+        *(f"{name}.std={gain / math.sqrt(size.width):.6g}" for name in names),
+        f"mlp.output.std={gain / math.sqrt(size.mlp_width):.6g}",
     )
 
 
-def _point(
-    scale: Scale,
-    phase: str,
-    block: str,
-    rung: str,
-    size: shared.TextSize,
-    seed: int,
-    **more: object,
-) -> LadderSettings:
-    """Make a point of a rung, at the rate of its size."""
-    table = block == TABLE
-    tokens = size.steps * size.batch_size * size.context / parameters(size)
-    whole = True if scale != "smoke" else None
-    if table and whole:
-        size = replace(size, evaluation_sequences=WHOLE)
-    probed = phase == WIDTHS and not table and seed == next(iter(shared.run_seeds(1)))
-    settings = LadderSettings(
+def _table(scale: Scale, seed: int) -> LadderSettings:
+    """Make the point of the bigram table, whose loss is that of all rungs."""
+    extent = EXTENTS[scale]
+    size = size_of(extent, extent.rungs[0])
+    if scale != "smoke":
+        size = replace(size, evaluation_sequences=LAST)
+    return LadderSettings(
         study="ladder",
-        variant=block,
+        variant=TABLE,
         seed=seed,
         size=size,
-        phase=phase,
-        label=TABLE if table else at(block, rung),
-        slots=() if table else std_slots(block, size),
-        embedding_std=None if table else shared.best_start(block, size.width),
-        tokens_a_parameter=round(tokens, 3),
-        whole=whole,
-        probe=shared.PROBES[scale] if probed else None,
+        phase=RUNS,
+        label=TABLE,
+        scale=scale,
+        tokens_a_parameter=extent.rungs[0][1],
     )
-    return replace(settings, **more)  # type: ignore[arg-type]
 
 
-def rate_of(block: str, width: int) -> float:
-    """Scale a block's best rate by 1 / width."""
-    return BEST[block] * TUNED / width
+def _model(
+    scale: Scale, rung: Rung, block: str, gain: float, quarter: int, seed: int | None = None
+) -> LadderSettings:
+    """Make the point of a model: a run with a seed, or without one a tuning run."""
+    extent, tuning = EXTENTS[scale], seed is None
+    size = size_of(extent, rung, extent.tuned if tuning else 1.0)
+    return LadderSettings(
+        study="ladder",
+        variant=block,
+        seed=shared.TUNING_SEED if seed is None else seed,
+        size=replace(size, learning_rate=rate_of(quarter, rung[0])),
+        phase=TUNING if tuning else RUNS,
+        label=at(f"{block}, gain {gain:g}" if tuning else block, rung),
+        tuned=True if tuning else None,
+        slots=std_slots(block, gain, size),
+        embedding_std=None if gain == FIXED else shared.best_start(block, rung[0]),
+        scale=scale,
+        tokens_a_parameter=rung[1],
+        gain=gain,
+        quarter=quarter,
+    )
 
 
-def rungs(scale: Scale) -> dict[str, dict[str, shared.TextSize]]:
-    """Map phase → rung → size; all phases share the usual size, which runs only in `WIDTHS`."""
-    width = USUAL[scale]
-    return {
-        WIDTHS: {f"width {width}": size_of(scale, width) for width in RUNGS[scale]},
-        TOKENS: {_tokens(tokens): size_of(scale, width, tokens) for tokens in MANY[scale]},
-        DEPTHS: {_layers(depth): size_of(scale, width, depth=depth) for depth in LAYERS[scale]},
-    }
+def grids_of(rows: Rows) -> dict[tuple[str, int, float], Grid]:
+    """Collect the losses of the tuning: block, width and tokens → gain → quarter → last loss."""
+    tuning = [r for r in rows if r["phase"] == TUNING and r["quantity"] == shared.LOSS]
+    losses = [{**r, "value": math.inf if r["value"] is None else r["value"]} for r in tuning]
+    grids: dict[tuple[str, int, float], Grid] = shared.nested(
+        losses, ("block", "width", "tokens_a_parameter"), "gain", "quarter"
+    )
+    return grids
 
 
-def _tokens(tokens: float) -> str:
-    return f"{tokens:g} tokens a parameter"
+def best_quarter(losses: Mapping[int, float]) -> int:
+    """Find the quarter of the lowest loss; the lowest quarter if all runs diverged."""
+    return min(losses, key=lambda quarter: (losses[quarter], quarter))
 
 
-def _layers(depth: int) -> str:
-    return f"{depth} layers"
+def best_of(grid: Grid) -> tuple[float, int]:
+    """Find the gain and the quarter of the lowest loss."""
+    gain = min(grid, key=lambda gain: min(grid[gain].values()))
+    return gain, best_quarter(grid[gain])
 
 
-def tuning(scale: Scale) -> list[LadderSettings]:
-    """List every block at its rates, at the first three widths, with one seed."""
-    return [
-        _point(
-            scale,
-            TUNING,
-            block,
-            f"width {width}",
-            replace(size_of(scale, width), learning_rate=rate * TUNED / width),
-            shared.TUNING_SEED,
-            tuned=True,
-        )
-        for rate in (RATES if scale != "smoke" else RATES[:1])
-        for width in RUNGS[scale][:TUNED_WIDTHS]
-        for block in BLOCKS
-    ]
+def wanted(losses: Mapping[int, float], first: int) -> list[int]:
+    """List the quarters that a best rate with both neighbours still needs.
+
+    Args:
+        losses: quarter → loss, of what is measured.
+        first: quarter to begin with.
+
+    Returns:
+        The quarters; none if the lowest loss has a measured neighbour on both sides.
+    """
+    middle = best_quarter(losses) if losses else first
+    return [q for q in (middle, middle - 1, middle + 1) if q not in losses]
 
 
-def runs(scale: Scale, seeds: int) -> list[LadderSettings]:
-    """List the rungs of width, then of tokens and depth, by seed, each with its bigram table."""
-    usual = size_of(scale, USUAL[scale])
-    names = {TOKENS: _tokens(PAPER_TOKENS), DEPTHS: _layers(usual.depth)}
-    found = []
-    for phase, sizes in rungs(scale).items():
-        for seed in shared.run_seeds(seeds):
-            found.append(_point(scale, phase, TABLE, "", usual, seed))
-            for rung, size in sizes.items():
-                for block in BLOCKS:
-                    run = replace(size, learning_rate=rate_of(block, size.width))
-                    everywhere = phase == WIDTHS and size == usual
-                    also = tuple((p, at(block, name)) for p, name in names.items() if everywhere)
-                    found.append(_point(scale, phase, block, rung, run, seed, also=also))
-    return found
+def _tuning(
+    scale: Scale, grids: Mapping[tuple[str, int, float], Grid]
+) -> Iterator[tuple[Rung, list[LadderSettings]]]:
+    """Yield each rung with the tuning runs that it still needs; without any, the next follows."""
+    extent = EXTENTS[scale]
+    for number, rung in enumerate(extent.rungs):
+        before = [r for r in extent.rungs[:number] if r[1] == rung[1]]
+        before += [r for r in extent.rungs[:number] if r[0] == rung[0]]
+        points = []
+        for block in BLOCKS:
+            gains, first = extent.gains, FIRST
+            if before:
+                gain, first = best_of(grids[block, *before[-1]])
+                gains = (gain,)
+            grid = grids.get((block, *rung), {})
+            points += [
+                _model(scale, rung, block, gain, quarter)
+                for gain in gains
+                for quarter in wanted(grid.get(gain, {}), first)
+                if quarter in extent.quarters
+            ]
+        yield rung, points
 
 
-def next_rates(scale: Scale) -> list[LadderSettings]:
-    """List the next rates on both sides at the last width, with the first seed of the runs."""
-    width, (seed,) = RUNGS[scale][-1], shared.run_seeds(1)
-    return [
-        _point(
-            scale,
-            NEIGHBOURS,
-            block,
-            f"width {width}",
-            replace(size_of(scale, width), learning_rate=rate_of(block, width) * factor),
-            seed,
-            tuned=True,
-        )
-        for block in BLOCKS
-        for factor in (10**-0.5, 10**0.5)
-    ]
+def more(rows: Rows, settings: Sequence[LadderSettings]) -> list[LadderSettings]:
+    """List the points that follow from what is measured.
+
+    Args:
+        rows: rows of all points so far.
+        settings: settings of these points.
+
+    Returns:
+        The tuning runs that the first untuned rung needs, or the runs of the first tuned rung that
+        lacks them; none if all is measured.
+    """
+    scale, there = settings[0].scale, {*settings}
+    seeds = [point.seed for point in settings if point.variant == TABLE]
+    grids = grids_of(rows)
+    for rung, tuning in _tuning(scale, grids):
+        if tuning:
+            return tuning
+        runs = [
+            _model(scale, rung, block, *best_of(grids[block, *rung]), seed)
+            for seed in seeds
+            for block in BLOCKS
+        ]
+        missing = [point for point in runs if point not in there]
+        if missing:
+            return missing
+    return []
 
 
 def points(scale: Scale, count: int | None) -> list[LadderSettings]:
-    """List the tuning, the rungs of width, the next rates at the last width, and the other rungs.
+    """List the points that follow from nothing: the bigram table and the first tuning runs.
 
     Args:
         scale: scale of the study.
         count: seeds of the runs; None for the scale's default.
 
     Returns:
-        The points' settings.
+        The points' settings; `more` lists those that follow.
     """
-    found = runs(scale, count or SEEDS[scale])
-    widths = [run for run in found if run.phase == WIDTHS]
-    return [*tuning(scale), *widths, *next_rates(scale), *found[len(widths) :]]
+    tables = [_table(scale, seed) for seed in shared.run_seeds(count or EXTENTS[scale].seeds)]
+    return [*tables, *more((), tables)]
+
+
+def off_the_rule(
+    grids: Mapping[tuple[str, int, float], Grid],
+    rung: Rung,
+    runs_at: Mapping[str, Collection[tuple[float, int]]],
+) -> list[str]:
+    """List how the tuning of a rung breaks the rule.
+
+    Args:
+        grids: losses of the tuning at all rungs.
+        rung: rung of the runs.
+        runs_at: block → gains and quarters of its runs at the rung.
+
+    Returns:
+        The faults, each with its block.
+    """
+    first = min(key[1:] for key in grids)
+    off = []
+    for block in BLOCKS:
+        grid = grids.get((block, *rung), {})
+        off += [
+            f"{block} has no lower and higher rate beside its best at gain {gain:g}"
+            for gain, losses in grid.items()
+            if wanted(losses, FIRST) or not math.isfinite(min(losses.values()))
+        ]
+        if tried(grids, block, rung) != tried(grids, BASE, rung):
+            off.append(f"{block} was tuned over other gains or rates than {BASE}")
+        elif grid:
+            gain, _ = best_of(grids[block, *first])
+            best = {(gain, best_quarter(grid[gain]))} if gain in grid else set()
+            if set(runs_at.get(block, best)) != best:
+                off.append(f"{block} runs at another start or rate than its best")
+    return off
+
+
+def tried(grids: Mapping[tuple[str, int, float], Grid], block: str, rung: Rung) -> str:
+    """Describe what a block was tuned over: gains at the first rung, rates at its own."""
+    first: Rung = min((key[1:] for key in grids), default=rung)
+    gains = ", ".join(f"{gain:g}" for gain in sorted(grids.get((block, *first), {})))
+    apart = [
+        later - earlier
+        for losses in grids.get((block, *rung), {}).values()
+        for earlier, later in itertools.pairwise(sorted(losses))
+    ]
+    return f"best of gains {gains}; rates {max(apart, default=0) / 4:g} decades apart"

@@ -1,50 +1,36 @@
-"""Load the pretrained model and texts on which `simplify-pretrained` compares methods.
+"""Load the pretrained model and texts on which layers are changed.
 
 Letters: S sequences, T tokens.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from hessblocks.data import Windows, cache_root, documents_of, encoded
-from hessblocks.models import HessblocksForCausalLM, fingerprint, from_pretrained_blocks
+from hessblocks.data import Windows, documents_of, encoded
+from hessblocks.models import HessblocksForCausalLM, from_pretrained_blocks
 from hessblocks.settings import SimplifySettings
 from hessblocks.simplify import (
     Held,
     Pass,
-    Removals,
-    candidates,
-    edited,
-    heal,
-    measure_removals,
     text_parts,
 )
-from hessblocks.storage import held, mended_store
 from hessblocks_studies.data import load_docstrings, load_packaged
 
-REVISION = 2
-"""Revision; increased when the plan or another method gives other numbers than before."""
 TINY = "tiny"
 """Small Llama with random weights, on random tokens."""
 JUDGED = 16
-"""Number of windows of docstrings that judge all methods."""
+"""Number of windows of docstrings that judge all changes."""
 SEED = 0
-"""Seed of the windows, equal for all methods."""
-TURNS = 2
-"""Number of timings of each model; the original and a simplified model take turns."""
+"""Seed of the windows, equal for all changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,49 +47,6 @@ class Ground:
     """Docstrings for the final evaluation."""
     healing: Int[Tensor, "S T"]
     """All windows for healing."""
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the model's table, so that a killed run continues."""
-        digest = sha256(fingerprint(self.original).encode())
-        for tokens in (self.text.tokens, self.choosing.tokens):
-            digest.update(tokens.numpy().tobytes())
-        return cache_root() / f"simplify-pretrained-{REVISION}-{digest.hexdigest()[:16]}"
-
-    @contextmanager
-    def table(self) -> Iterator[Removals]:
-        """Measure or load each removal alone; the store is locked meanwhile."""
-        with held(self.folder):
-            store = mended_store(self.folder)
-            texts = (self.text.tokens, self.choosing.tokens)
-            yield measure_removals(self.original, *texts, store=store)
-
-    def without(self, layers: Sequence[int]) -> HessblocksForCausalLM:
-        """Remove whole layers."""
-        return edited(self.original, *candidates(self.original, self.text, ["layer"], layers))
-
-    def healed(self, model: HessblocksForCausalLM, steps: int) -> PreTrainedModel:
-        """Train all layers of a copy to predict as the original does."""
-        return heal(model, self.original, self.healing, layers=(), steps=steps)
-
-    def better(self, *models: HessblocksForCausalLM) -> HessblocksForCausalLM:
-        """Choose the model with the lowest KL divergence on the choosing text."""
-        return min(
-            models, key=lambda model: self.choosing.cost(list(model.model.layers), 0).kl.value
-        )
-
-    def tokens_a_second(self, model: HessblocksForCausalLM) -> tuple[float, float]:
-        """Measure tokens per second of processor time for the original and a model, in turns."""
-        tokens = self.judging.tokens[:4]
-        times: tuple[list[float], list[float]] = ([], [])
-        for _ in range(TURNS):
-            for timed, seconds in zip((self.original, model), times, strict=True):
-                start = time.process_time()
-                with torch.no_grad():
-                    timed.model(input_ids=tokens, use_cache=False)
-                seconds.append(time.process_time() - start)
-        before, after = (tokens.numel() / min(seconds) for seconds in times)
-        return before, after
 
 
 @cache
@@ -133,7 +76,7 @@ def ground(name: str) -> Ground:
 def _real(package: str) -> tuple[HessblocksForCausalLM, Sequence[Tensor], Tensor]:
     from pydoc_data.topics import topics
 
-    model, tokenizer = load_packaged(package, "simplify-pretrained")
+    model, tokenizer = load_packaged(package, "simplified-runs")
     original = from_pretrained_blocks(model)
     settings = SimplifySettings(seed=SEED)
     parts = text_parts(original, tokenizer, documents_of("\n\n".join(topics.values())), settings)

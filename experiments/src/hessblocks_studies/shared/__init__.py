@@ -4,14 +4,13 @@ from hessblocks_studies.data import NO_TABLES, PACKAGE, TextSize, text_of, widen
 from hessblocks_studies.shared.best_rates import SLACK, Rate, at_best_rates
 from hessblocks_studies.shared.differences import (
     Difference,
-    apart,
+    combined,
     difference,
     gaps,
     judged_by,
     line,
     over_seeds,
     slopes,
-    undecided,
 )
 from hessblocks_studies.shared.gap_curves import gap_panel
 from hessblocks_studies.shared.gathering import (
@@ -70,6 +69,7 @@ from hessblocks_studies.shared.trained_points import (
     SIZES,
     SMALLEST,
     TRAINED_COLUMNS,
+    TRAINING_LOSS,
     BlockSettings,
     Grid,
     Sweep,

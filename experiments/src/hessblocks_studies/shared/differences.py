@@ -21,8 +21,6 @@ from hessblocks_studies.shared.pooled_errors import (
     rounded,
 )
 
-FEWEST_SEEDS = 3
-"""Number of seeds with which a sequential rule starts."""
 UNDECIDED = "undecided, as its control is"
 """Note added to a check whose control is undecided."""
 
@@ -233,24 +231,30 @@ def difference(
     return replace(result, error=error, freedom=pooled.freedom)
 
 
-def apart(one: Difference, other: Difference) -> Difference:
-    """Subtract two differences that come from independent runs.
+def combined(parts: Sequence[tuple[float, Difference]]) -> Difference:
+    """Add differences that come from different runs, each times a weight.
+
+    If their errors are one pooled error, the sum has its degrees of freedom.
+
+    Args:
+        parts: pairs of weight and difference.
 
     Returns:
-        The difference of both, with the smaller number of seeds.
+        The sum, with the smallest number of seeds; 0 seeds if a difference is unknown or diverged,
+        void if one is.
     """
-    mean, seeds = one.mean - other.mean, min(one.seeds, other.seeds)
-    if one.diverged or other.diverged:
-        return Difference(mean=math.nan, error=math.nan, seeds=0)
-    if seeds < 2:
-        return Difference(mean=mean, error=math.nan, seeds=seeds)
-    parts = [(gap.whole, gap.whole_freedom) for gap in (one, other)]
+    unlike = next((gap.unlike for _, gap in parts if gap.unlike), "")
+    if unlike or not all(gap.known and not gap.diverged for _, gap in parts):
+        return Difference(mean=math.nan, error=math.nan, seeds=0, unlike=unlike)
+    errors = [(weight * gap.whole, gap.whole_freedom) for weight, gap in parts]
+    own = any(gap.own for _, gap in parts)
+    pooled = len({round(freedom, 6) for _, freedom in errors}) == 1 and not own
     return Difference(
-        mean=mean,
-        error=math.hypot(*(error for error, _ in parts)),
-        seeds=seeds,
-        freedom=welch(*parts),
-        own=one.own or other.own,
+        mean=sum(weight * gap.mean for weight, gap in parts),
+        error=math.hypot(*(error for error, _ in errors)),
+        seeds=min(gap.seeds for _, gap in parts),
+        freedom=errors[0][1] if pooled else welch(*errors),
+        own=own,
     )
 
 
@@ -295,8 +299,7 @@ def gaps(above: Mapping[Scalar, float], below: Mapping[Scalar, float]) -> dict[S
 def line(places: Sequence[tuple[float, Difference]]) -> Difference:
     """Fit the change of differences per factor of ten of x, by least squares on log10 x.
 
-    The slope is Σ c_i y_i with c_i = (x_i − x̄) / Σ (x_j − x̄)². The differences come from
-    different runs. If their errors are one pooled error, the slope has its degrees of freedom.
+    The slope is Σ c_i y_i with c_i = (x_i − x̄) / Σ (x_j − x̄)².
 
     Args:
         places: pairs of x, above 0, and difference.
@@ -309,42 +312,7 @@ def line(places: Sequence[tuple[float, Difference]]) -> Difference:
         return Difference(mean=math.nan, error=math.nan, seeds=0)
     middle = sum(x for x, _ in finite) / len(finite)
     squares = sum((x - middle) ** 2 for x, _ in finite)
-    weights = [(x - middle) / squares for x, _ in finite]
-    parts = [
-        (weight * gap.whole, gap.whole_freedom)
-        for weight, (_, gap) in zip(weights, finite, strict=True)
-    ]
-    pooled = len({round(freedom, 6) for _, freedom in parts}) == 1 and not finite[0][1].own
-    return Difference(
-        mean=sum(weight * gap.mean for weight, (_, gap) in zip(weights, finite, strict=True)),
-        error=math.hypot(*(error for error, _ in parts)),
-        seeds=min(gap.seeds for _, gap in finite),
-        freedom=parts[0][1] if pooled else welch(*parts),
-        own=any(gap.own for _, gap in finite),
-    )
-
-
-MOST_SEEDS = 8
-"""Number of seeds at which a sequential rule ends."""
-EARLY = 0.02
-"""p-value at which a sequential rule ends earlier. The test is repeated after every seed from the
-third to the eighth; with 0.05 it would be wrong too often."""
-
-
-def undecided(gaps: Sequence[Difference], limit: float) -> bool:
-    """Tell whether a sequential rule needs one more seed.
-
-    Args:
-        gaps: differences that the verdicts use.
-        limit: tolerance ±limit.
-
-    Returns:
-        True if all have three seeds, and one that has fewer than `MOST_SEEDS` is not decided.
-    """
-    if not gaps or any(gap.seeds < FEWEST_SEEDS or not gap.known for gap in gaps):
-        return False
-    p_values = [gap.p_value(-limit, limit) for gap in gaps if gap.seeds < MOST_SEEDS]
-    return any(p_value is not None and p_value > EARLY for p_value in p_values)
+    return combined([((x - middle) / squares, gap) for x, gap in finite])
 
 
 def judged_by(control: Check, check: Check, void: str) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,12 +11,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from hessblocks import training
 from hessblocks.data import BIGRAMS, BigramTable, Corpus
 from hessblocks.errors import RunError
 from hessblocks.models import build
+from hessblocks.settings import RunSettings
 from hessblocks.storage import Row, Scalar, environment
 from hessblocks_studies.data import TextSize, run_of_size, text_of
 from hessblocks_studies.engine import Scale, Study, capture_steps
@@ -24,6 +27,8 @@ from hessblocks_studies.shared.variants import VARIANTS, best_start, make_block
 
 LOSS = "validation_loss"
 """Validation loss in nats per token on held-out windows; empty if training diverged."""
+TRAINING_LOSS = "training_loss"
+"""Training loss in nats per token, averaged over the steps since the last validation."""
 
 Observer = Callable[[nn.Module, int], list[Row]]
 """Function from model and step to rows of measurements."""
@@ -33,7 +38,7 @@ Change = Callable[[training.RunTrainer], None]
 
 def train(
     model: PreTrainedModel,
-    settings: training.RunSettings,
+    settings: RunSettings,
     corpus: Corpus,
     observer: Observer | None = None,
     change: Change | None = None,
@@ -51,13 +56,18 @@ def train(
         Rows with step, tokens, quantity and value. A diverged run ends with an empty last value.
     """
     rows: list[Row] = []
+    losses: list[float] = []
 
     def note(line: Mapping[str, Any]) -> None:
         if not (step_and_loss := validation_loss(line)):
+            losses.append(line["loss"])
             return
         step, loss = step_and_loss
         moment: Row = {"step": step, "tokens": line["tokens"]}
         rows.append(measured(LOSS, loss, **moment))
+        if losses:
+            rows.append(measured(TRAINING_LOSS, statistics.fmean(losses), **moment))
+            losses.clear()
         if observer and loss is not None:
             rows.extend({**moment, **row} for row in observer(model, step))
 
@@ -271,28 +281,27 @@ def conditions_of(settings: TrainedSettings, device: str, precision: str) -> Row
 
 
 @torch.no_grad()
-def whole_loss(model: nn.Module, corpus: Corpus, context: int, together: int = 64) -> float:
-    """Compute the loss of a model on all held-out windows.
+def whole_loss(model: nn.Module, windows: Dataset[Any], together: int = 64) -> float:
+    """Compute the loss of a model on all of some windows.
 
     Args:
         model: a causal language model; its training mode is restored.
-        corpus: corpus with the validation split.
-        context: tokens per window.
+        windows: windows of one text, each with its input_ids.
         together: windows per batch.
 
     Returns:
         Mean loss in nats per token.
     """
-    windows, mode = corpus.windows("validation", context), model.training
+    mode = model.training
     device = next(model.parameters()).device
     model.eval()
-    total = 0.0
-    for start in range(0, len(windows), together):
-        places = range(start, min(start + together, len(windows)))
+    total, count = 0.0, len(windows)  # type: ignore[arg-type]
+    for start in range(0, count, together):
+        places = range(start, min(start + together, count))
         tokens = torch.stack([windows[index]["input_ids"] for index in places]).to(device)
         total += float(model(input_ids=tokens, labels=tokens).loss) * len(places)
     model.train(mode)
-    return total / len(windows)
+    return total / count
 
 
 def check_read_once(study: str, size: TextSize) -> None:
@@ -336,7 +345,7 @@ def level(settings: BlockSettings, loss: float, tokens: int) -> list[Row]:
     ]
 
 
-def run_settings(settings: TrainedSettings) -> training.RunSettings:
+def run_settings(settings: TrainedSettings) -> RunSettings:
     """Return the training settings of a point."""
     return run_of_size(
         settings.size,

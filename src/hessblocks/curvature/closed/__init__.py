@@ -13,4 +13,4 @@ from hessblocks.curvature.closed.swap import (
     spelled,
     swap_activations,
 )
-from hessblocks.curvature.closed.watch import Watch, watching
+from hessblocks.curvature.closed.watch import Unplanned, Watch, watching

@@ -101,7 +101,8 @@ class _LinearBackward(Function):
         ctx.save_for_backward(g, x, weight)
         W = weight.T if turned else weight
         product = _product(x, g, turned=turned) if wanted(keys[0]) else unread(weight)
-        return g @ W.T, product, g.sum(0) if biased else None
+        for_bias = (g.sum(0) if wanted(keys[1]) else unread(g, g.shape[-1])) if biased else None
+        return g @ W.T, product, for_bias
 
     @staticmethod
     @once_differentiable

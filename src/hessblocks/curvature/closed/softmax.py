@@ -63,7 +63,7 @@ def attention(
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         scores, attn_mask = scores + attn_mask, None
-    shares: Tensor = _Softmax.apply(scores, attn_mask)
+    shares: Tensor = _Softmax.apply(scores, attn_mask, is_causal)
     return shares @ value
 
 
@@ -91,19 +91,21 @@ class _Softmax(Function):
     """P as a function of S, with 0 at masked entries."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         masked = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
-        shares = torch._safe_softmax(masked, -1)
+        # a causal mask leaves each row an entry, so that no row needs the check for none
+        shares = masked.softmax(-1) if is_causal else torch._safe_softmax(masked, -1)
         ctx.save_for_backward(shares)
         return shares
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
         (shares,) = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return torch._softmax_backward_data(cotangents[0], shares, -1, shares.dtype), None
+            pulled = torch._softmax_backward_data(cotangents[0], shares, -1, shares.dtype)
+            return pulled, None, None
         note_derivative()
-        return _SoftmaxBackward.apply(cotangents[0], shares), None
+        return _SoftmaxBackward.apply(cotangents[0], shares), None, None
 
 
 class _SoftmaxBackward(Function):

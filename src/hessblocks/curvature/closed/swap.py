@@ -18,9 +18,10 @@ from hessblocks.curvature.closed import corrected
 from hessblocks.curvature.closed import layer_norms as closed_norms
 from hessblocks.curvature.closed import pointwise as closed_pointwise
 from hessblocks.curvature.closed import softmax as closed_softmax
+from hessblocks.curvature.closed.accumulate import transformed
 from hessblocks.curvature.closed.in_place import addmm, embedding, linear
 from hessblocks.curvature.closed.softmax import DTYPES
-from hessblocks.curvature.closed.watch import Watch
+from hessblocks.curvature.closed.watch import Unplanned, Watch
 from hessblocks.errors import RunError
 
 _GELUS = {"none": closed_pointwise.Gelu(), "tanh": closed_pointwise.TanhGelu()}
@@ -50,6 +51,19 @@ SPELLED: dict[Any, Callable[..., Any]] = {
 }
 """Replacements for third derivatives and for transforms of `torch.func`."""
 
+OUTSIDE = {
+    Tensor.__array__,
+    Tensor.__dlpack__,
+    Tensor.backward,
+    Tensor.data.__get__,  # type: ignore[attr-defined]
+    Tensor.numpy,
+    torch.as_tensor,
+    torch.autograd.grad,
+    torch.tensor,
+}
+"""Ways by which numbers come from elsewhere than the model, or parameters may be written unseen;
+and derivatives in a forward pass."""
+
 MODULES: dict[str, closed_pointwise.ActivationCurve] = {
     "GELUActivation": closed_pointwise.Gelu(),
     "GELUTanh": closed_pointwise.TanhGelu(),
@@ -77,6 +91,8 @@ class ClosedForms(TorchFunctionMode):
     ) -> Any:
         """Call our replacement of `func`, or `func` itself."""
         kwargs = kwargs or {}
+        if self._watch.alone and (func in OUTSIDE or kwargs.get("generator") is not None):
+            raise Unplanned
         recomputed = self._watch.in_recomputed_part()
         if func not in self._special:
             return func(*args, **kwargs)
@@ -111,6 +127,8 @@ class ClosedForms(TorchFunctionMode):
             return NotImplemented
         if right is not None:
             return right(*args, **kwargs)
+        if func is F.layer_norm and self._watch.alone and not transformed():
+            return NotImplemented  # torch's second derivative is right, and faster if used once
         closed = self._functions.get(func)
         if closed is None or not (func in CHOOSING or _fits(args, kwargs)):
             return NotImplemented

@@ -13,23 +13,38 @@ from typing import Any
 import torch
 
 
+class Unplanned(BaseException):
+    """Signal that a product needs a plan: it is too large, or needs checks that a plan makes.
+
+    The `except Exception` of a model's forward pass must not catch it.
+    """
+
+
+# torch has no public way to read these hooks
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
 @dataclass(eq=False)
 class Watch:
     """Record of one forward pass: attention, differentiation, activation checkpointing."""
 
+    alone: bool = False
+    """Whether no other pass is compared with this one; what could differ raises `Unplanned`."""
     attention: bool = False
     """Whether scaled_dot_product_attention over many keys ran without tiles."""
     differentiated: bool = False
     """Whether the forward pass differentiated a closed form with `create_graph=True`."""
     recomputed: bool = False
     """Whether the backward pass will recompute a part (activation checkpointing)."""
-    _hooks: Any = field(default_factory=lambda: _hooks_of_saved_tensors())
+    _hooks: Any = field(default_factory=lambda: (_top_hooks(True) or [None])[0])
+    """Innermost saved-tensor hook; activation checkpointing sets such a hook."""
     thread: int = field(default_factory=threading.get_ident)
     """Thread of the forward pass."""
 
     def in_recomputed_part(self) -> bool:
         """Tell whether this is inside a checkpointed part, which our forms must not change."""
-        inside = _hooks_of_saved_tensors() is not self._hooks
+        hooks = _top_hooks(True)
+        inside = (hooks and hooks[0]) is not self._hooks
         self.recomputed |= inside
         return inside
 
@@ -48,13 +63,6 @@ def watching() -> Iterator[Watch]:
         yield watch
     finally:
         _open.remove(watch)
-
-
-def _hooks_of_saved_tensors() -> Any:
-    """Return the innermost saved-tensor hook or None; activation checkpointing sets such a hook."""
-    # torch has no public way to read these hooks
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks and hooks[0]
 
 
 def note_derivative() -> None:

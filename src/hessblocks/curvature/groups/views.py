@@ -3,6 +3,7 @@
 Letters: K vectors in a batch.
 """
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -184,7 +185,11 @@ class ParameterGroup:
 
 def whole(name: str, parameter: Shaped[Tensor, "..."]) -> ParameterView:
     """Make the view of a whole parameter."""
-    shape = tuple(parameter.shape)
+    return _whole(name, tuple(parameter.shape))
+
+
+@functools.lru_cache(maxsize=4096)
+def _whole(name: str, shape: tuple[int, ...]) -> ParameterView:
     strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     return ParameterView(parameter=name, shape=shape, stride=strides)
 

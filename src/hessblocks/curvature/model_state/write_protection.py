@@ -29,7 +29,7 @@ def _attributes_of(model: nn.Module) -> Attributes:
     """List each module with copies of its attributes and of its dictionaries."""
     pairs = [(module, dict(vars(module))) for module in model.modules()]
     return [
-        (module, values, {name: dict(values[name]) for name in REGISTERS})
+        (module, values, {name: dict(values[name]) for name in REGISTERS if values[name]})
         for module, values in pairs
     ]
 
@@ -38,8 +38,9 @@ def _restore(attributes: Attributes) -> None:
     """Restore each module's attributes; none is missing meanwhile, since other threads may read."""
     for module, values, registers in attributes:
         _refill(vars(module), values)
-        for name, content in registers.items():
-            _refill(vars(module)[name], content)
+        for name in REGISTERS:
+            if values[name] or name in registers:
+                _refill(values[name], registers.get(name, {}))
 
 
 _lock = threading.Lock()
@@ -58,19 +59,26 @@ def exclusive(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def unwritten(model: nn.Module) -> Iterator[None]:
+def unwritten(model: nn.Module, *, versions_tell: bool = False) -> Iterator[None]:
     """Check on exit that no parameter was written; restore those that were.
+
+    Args:
+        model: model with the parameters.
+        versions_tell: whether each write changes a version counter, so that only those parameters
+            are compared whose counter changed.
 
     Raises:
         RunError: a parameter has other values than before; they are restored.
 
     Cost: a copy of all parameters.
     """
-    before = [(name, p, _copy(p)) for name, p in model.named_parameters() if _has_values(p)]
+    parameters = [(name, p) for name, p in model.named_parameters() if _has_values(p)]
+    before = [(name, p, _copy(p), p._version) for name, p in parameters]
     try:
         yield
     finally:
-        if changed := _put_back(before):
+        written = [b[:3] for b in before if not versions_tell or b[1]._version != b[3]]
+        if changed := _put_back(written):
             raise RunError(_sentence(model, changed[0]))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hessblocks.curvature.closed import graph_only
+from hessblocks.curvature.closed import Unplanned, graph_only
 from hessblocks.curvature.losses import Batch, Batches, rows_together
 from hessblocks.curvature.model_state import form_of, unwritten
 from hessblocks.curvature.products.repeatability import RowComparison, check_rows, check_same
@@ -152,10 +152,6 @@ class SavedTensors(saved_tensors_hooks):
         if self.nbytes > self._limit:
             raise Unplanned
         return tensor.detach()  # a node that saves its own output would be a reference cycle
-
-
-class Unplanned(Exception):  # noqa: N818
-    """Signal that a product needs a plan: it is too large, or its derivatives need a check."""
 
 
 @dataclass(frozen=True, kw_only=True)

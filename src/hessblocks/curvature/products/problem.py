@@ -54,6 +54,8 @@ class Problem(Operand):
     _noted: tuple[Hashable, Hashable] | None
     """State of model, loss and batches when a block began, or after the last forward pass in it;
     None before the first."""
+    _fresh: bool
+    """Whether nothing was found of the model since its construction or the last `_forget`."""
     _ran: bool
     """Whether there was a forward pass since `_noted`."""
 
@@ -127,6 +129,8 @@ class Problem(Operand):
         )
         check_processes_agree(self.model, self.batches, self.processes)
         self._blocks = 0
+        self.pushes = True
+        """Whether forward mode may work for the model."""
         self.warned_of_precision: set[torch.dtype] = set()
         self._forget()
 
@@ -213,9 +217,12 @@ class Problem(Operand):
             present = self._present()
             if self._blocks and not self._ran and self._noted != present:
                 raise self._changed()
-            if not self._blocks and self._noted and self._noted[0] != present[0]:
+            if not (self._blocks or self._fresh) and (
+                self._noted is None or self._noted[0] != present[0]
+            ):
                 self._forget()
             if not self._blocks:
+                self._fresh = False
                 self._noted, self._ran = present, False
             self._blocks += 1
         try:
@@ -239,6 +246,19 @@ class Problem(Operand):
                 # a forward pass may change the model, as a hook's list
                 if self._ran and self._blocks > 1:
                     self._noted, self._ran = self._present(), False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Enter one product that shares nothing with others; what was found before is dropped."""
+        with model_state.exclusive(self.model), readable_errors():
+            model_state.check_contexts(self.model, self.device)
+            if not self._fresh:
+                self._forget()
+            self._run.alone, self._fresh = True, False
+            try:
+                yield
+            finally:
+                self._run.alone = False
 
     def graphs(self, key: Hashable, fresh: Iterable[Any]) -> Iterable[Any]:
         """Return graphs, cached inside of `kept` if the plan allows.
@@ -267,7 +287,7 @@ class Problem(Operand):
     @property
     def planned(self) -> bool:
         """Whether products go by a plan: inside of a block around them, or since there is one."""
-        return self._blocks > 1 or "plan" in vars(self)
+        return self._blocks > 0 or "plan" in vars(self)
 
     @property
     def keeps_graphs(self) -> bool:
@@ -297,8 +317,7 @@ class Problem(Operand):
         """Drop the plans, the count N, and the mode of the forward pass."""
         for name in ("plan", "gradient_plan", "valid"):
             vars(self).pop(name, None)
-        self.checked: set[frozenset[str]] = set()
-        self.pushes = True
+        self._fresh = True
         self.move_to(self.model)
 
     def move_to(self, model: nn.Module) -> None:

@@ -1,27 +1,30 @@
 """Graphs for one product alone: of whole batches, without a plan.
 
 A plan and its checks cost about as much as a product, which pays off for several. A product alone
-takes each batch whole while its graph fits the memory, and compares its forward pass with another
-one, the first time.
+takes each batch whole while its graph fits the memory, and runs the model once. It falls back to a
+plan, which compares two passes, if the pass drew random numbers, took numbers from outside of
+torch, or could write a parameter unseen (`closed.Unplanned`).
 
 H_o z = Jᵀ H_ℓ J z needs no second derivative: u = J z is one forward pass in forward mode, which is
-also the other pass, and Jᵀ one backward pass with the model's own kernels. Where an operation has
+compared with that of Jᵀ, one backward pass with the model's own kernels. Where an operation has
 no forward mode, or attention is long, J z comes from a graph of Jᵀ r, as H z does.
 
 Letters: K vectors that are multiplied at once.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from hessblocks.conventions import Part
-from hessblocks.curvature.closed import DTYPES, LONG
+from hessblocks.curvature.closed import DTYPES, LONG, Unplanned
 from hessblocks.curvature.losses import Batch, Readout
 from hessblocks.curvature.model_state import unwritten
 from hessblocks.curvature.products.forward import plain_attention
@@ -32,12 +35,18 @@ from hessblocks.curvature.products.passes import (
     VECTORS_HELD,
     PassPlan,
     SavedTensors,
-    Unplanned,
 )
 from hessblocks.curvature.products.repeatability import check_same
 from hessblocks.curvature.witness import check_bypass, walk_graph
 from hessblocks.errors import RunError, out_of_memory
 from hessblocks.linalg import default_limit
+
+ENTRIES = 1000
+"""A graph saves less than tokens × (entries of all parameters + `ENTRIES`) numbers, by far, so that
+it need not be counted where so many fit the memory."""
+
+ROUNDED = 16
+"""Rounding error of an inner product, in units of ε ‖a‖ ‖b‖."""
 
 
 def needs_plan(problem: Any, vectors: int) -> bool:
@@ -67,39 +76,46 @@ def whole_graphs(
         ArgumentError: the forward pass bypasses the modules' parameters.
         RunError: the model is random, or writes its parameters.
     """
-    parameters, device = problem.parameters, problem.device
-    itemsize = next(iter(parameters.values())).element_size()
-    room = default_limit(device) - VECTORS_HELD * itemsize * sum(problem.entries.values())
-    classes = max(len(p) for p in problem.weights.values() if p.ndim)
+    device, weights = problem.device, problem.weights.values()
+    itemsize, entries = max(p.element_size() for p in weights), sum(p.numel() for p in weights)
+    room = default_limit(device) - VECTORS_HELD * itemsize * entries
+    classes = max(len(p) for p in weights if p.ndim)
     for batch in problem.batches:
-        keep = 2 * batch.inputs.numel() * classes * itemsize <= room // LOGITS_SHARE
+        tokens = batch.inputs.numel()
+        keep = 2 * tokens * classes * itemsize <= room // LOGITS_SHARE
         plan = PassPlan(passes=(), hold=False, keep_logits=keep, together=1)
-        saved = SavedTensors(problem, room / REPLAY)
         pushes = list(parts) == ["outer"] and keep and problem.pushes
-        pushes = pushes and batch.inputs.numel() < LONG * batch.rows
-        first = frozenset(names) not in problem.checked
-        with unwritten(problem.model) if first else nullcontext():
-            with saved:
-                graph: BatchGraph | ForwardMode = (
-                    ForwardMode(problem, batch, names, plan)
-                    if pushes
-                    else BatchGraph(problem, batch, names, split=[*parts] != ["full"], plan=plan)
-                )
-            _check(problem, graph.readout, graph.parameters, saved)
-            if first and not pushes:
-                with torch.no_grad():
-                    _compare(graph.readout, problem.forward(batch, parameters)[0].hidden)
-            problem.checked.add(frozenset(names))
+        pushes = pushes and tokens < LONG * batch.rows
+        numbers = _random_states(device)
+        fits = tokens * (entries + ENTRIES) * itemsize <= room
+        counting = nullcontext() if fits else SavedTensors(problem, room / REPLAY)
+        with unwritten(problem.model, versions_tell=not pushes), counting:
+            graph: BatchGraph | ForwardMode = (
+                ForwardMode(problem, batch, names, plan)
+                if pushes
+                else BatchGraph(problem, batch, names, split=[*parts] != ["full"], plan=plan)
+            )
+        if not pushes and _random_states(device) != numbers:
+            raise Unplanned
+        _check(problem, graph)
         yield graph
 
 
-def _check(
-    problem: Any, readout: Readout, leaves: Mapping[str, Tensor], saved: SavedTensors
-) -> None:
-    """Look at what a graph reaches, and at its dtypes."""
-    reached = walk_graph(readout.inputs)
-    missing = {id(leaf) for leaf in leaves.values()} - reached.leaves
-    if reached.functions or missing or saved.narrowest != next(iter(leaves.values())).dtype:
+def _random_states(device: torch.device) -> list[object]:
+    """Return the states of the random numbers that a forward pass may draw."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    _, keys, position, *_ = np.random.get_state()
+    in_torch = [state.numpy().tobytes() for state in states]
+    return [*in_torch, keys.tobytes(), position]
+
+
+def _check(problem: Any, graph: "BatchGraph | ForwardMode") -> None:
+    """Look at what a graph reaches, and whether it casts."""
+    reached = walk_graph(graph.readout.inputs)
+    missing = {id(leaf) for leaf in graph.parameters.values()} - reached.leaves
+    if reached.functions or missing or reached.casts:
         raise Unplanned
     check_bypass(problem.model, reached)
 
@@ -146,14 +162,33 @@ class ForwardMode:
         self._problem.check_finite(derivatives.total, self._batch)
         if pushed is None:
             return {"outer": dict.fromkeys(rows)}
-        pulled = torch.autograd.grad(
-            self.readout.hidden,
-            [self.parameters[name] for name in rows],
-            derivatives.curvature(pushed),
-            allow_unused=True,
-        )
-        named = zip(rows, pulled, strict=True)
-        return {"outer": {name: None if t is None else t[None] for name, t in named}}
+        curved = derivatives.curvature(pushed)
+        names = [*dict.fromkeys((*rows, *vectors))]
+        leaves = [self.parameters[name] for name in names]
+        tensors = torch.autograd.grad(self.readout.hidden, leaves, curved, allow_unused=True)
+        pulled = dict(zip(names, tensors, strict=True))
+        self._check_transposed(pushed, curved, vectors, pulled)
+        return {"outer": {n: None if (t := pulled[n]) is None else t[None] for n in rows}}
+
+    def _check_transposed(
+        self, pushed: Tensor, curved: Tensor, vectors: Mapping[str, Tensor], pulled: Any
+    ) -> None:
+        """Check that J is the transpose of Jᵀ: ⟨J z, w⟩ = ⟨z, Jᵀ w⟩ with w = H_ℓ J z.
+
+        A model may detach what requires no gradient, and so lose a part of J in forward mode.
+
+        Raises:
+            Unplanned: it is not, beyond rounding.
+        """
+        pairs = [
+            (z.flatten(), t.flatten()) for n, z in vectors.items() if (t := pulled[n]) is not None
+        ]
+        gap = float(torch.sum(pushed * curved)) - sum(float(z @ t) for z, t in pairs)
+        eps = torch.finfo(pushed.dtype).eps
+        rounding = eps * sum(float(z.norm() * t.norm()) for z, t in pairs)
+        if abs(gap) > math.sqrt(eps) * float(pushed.norm() * curved.norm()) + ROUNDED * rounding:
+            self._problem.pushes = False
+            raise Unplanned
 
     def _push(self, vectors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Compute the logits and u = J z."""

@@ -13,11 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import Part
-from hessblocks.curvature.closed import Sum
+from hessblocks.curvature.closed import Sum, Unplanned
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products.derivatives import check_guard
 from hessblocks.curvature.products.graph import BatchGraph, Pulled
-from hessblocks.curvature.products.passes import Unplanned
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.single import ForwardMode, needs_plan, whole_graphs
 from hessblocks.errors import RunError
@@ -70,16 +69,12 @@ def total_products(
     Raises:
         RunError: a loss or a product is not finite, or the memory is full.
     """
+    if not needs_plan(problem, len(vectors)):
+        with suppress(Unplanned), problem.alone():
+            return _add_up(problem, vectors, block, planned=False)
     with problem.computing():
-        products = None
-        if not needs_plan(problem, len(vectors)):
-            with suppress(Unplanned):
-                products = _add_up(problem, vectors, block, planned=False)
-        if products is None:
-            say_precision(problem)
-            products = _add_up(problem, vectors, block)
-        check_products(vectors, block.rows, products)
-        return products
+        say_precision(problem)
+        return _add_up(problem, vectors, block)
 
 
 def squared_products(
@@ -194,7 +189,9 @@ def _add_up(
         problem.processes.fail(total)
         raise
     problem.processes.total(total)
-    return dict(zip(block.parts, total.to(vectors.dtype), strict=True))
+    products = dict(zip(block.parts, total.to(vectors.dtype), strict=True))
+    check_products(vectors, block.rows, products)
+    return products
 
 
 def _graphs(

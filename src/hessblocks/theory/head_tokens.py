@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessblocks.linalg import chunks
-from hessblocks.theory.heads.head_vectors import Carried, HeadVectors
+from hessblocks.theory.head_vectors import Carried, HeadVectors
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

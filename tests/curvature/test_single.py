@@ -1,0 +1,109 @@
+"""A product alone runs the model once, equals those by a plan, and falls back to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import hessblocks as hb
+from hessblocks.curvature.products import single
+from hessblocks.errors import RunError
+from tests.curvature.cases import stir
+
+X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6) % 4
+GENERATOR = torch.Generator()
+
+
+class Network(nn.Module):
+    """A network with a layer norm, whose hidden layer a function changes."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor] = lambda hidden: hidden) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 5), nn.LayerNorm(5), nn.Linear(5, 4)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.change(torch.tanh(self.norm(self.first(x)))))
+        return logits
+
+
+def slope(hidden: Tensor) -> Tensor:
+    """Part of a forward pass that differentiates a layer norm, as a force field does."""
+    with torch.enable_grad():
+        start = hidden if hidden.requires_grad else hidden.detach().requires_grad_()
+        normed = F.layer_norm(start, (5,)).pow(3).sum()
+        return torch.autograd.grad(normed, start, create_graph=True)[0]
+
+
+def rounded(hidden: Tensor) -> Tensor:
+    """Part in single precision."""
+    return (hidden.float() * 1.5).double()
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda hidden: hidden,
+    "differentiates": slope,
+    "casts": rounded,
+    "reads data": lambda hidden: hidden * hidden.data.abs().max(),
+    "numbers from outside": lambda hidden: hidden * torch.tensor([1.5]).double(),
+}
+
+
+def problem_of(change: Callable[[Tensor], Tensor]) -> hb.Problem:
+    return hb.Problem(stir(Network(change)), [(X, Y)], loss="classification")
+
+
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.PrecisionWarning")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", [hb.Hessian, hb.OuterProduct, hb.Functional])
+def test_a_product_alone_is_that_of_several(change: str, kind: Any) -> None:
+    problem = problem_of(CHANGES[change])
+    operator = kind(problem)
+    vector = torch.randn(operator.shape[1], generator=torch.Generator().manual_seed(1)).double()
+    alone = operator @ vector
+    assert kind is hb.OuterProduct or ("plan" in vars(problem)) is (change != "none")
+    expected = operator.dense() @ vector
+    bound = 1e-5 if change == "casts" else 1e-12
+    assert float((alone - expected).norm()) < bound * float(expected.norm())
+
+
+RANDOM: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda hidden: F.dropout(hidden, 0.5),
+    "own generator": lambda hidden: hidden * torch.rand(5, generator=GENERATOR).double(),
+    "numpy": lambda hidden: hidden * float(np.random.rand()),
+}
+
+
+@pytest.mark.parametrize("change", RANDOM)
+@pytest.mark.parametrize("kind", [hb.Hessian, hb.OuterProduct])
+def test_a_product_alone_of_a_random_model_is_refused(change: str, kind: Any) -> None:
+    operator = kind(problem_of(RANDOM[change]))
+    with pytest.raises(RunError, match="two passes over the same row differ"):
+        operator @ torch.ones(operator.shape[1]).double()
+
+
+def test_a_product_alone_runs_the_model_once() -> None:
+    passes = []
+    problem = problem_of(lambda hidden: passes.append(1) or hidden)
+    operator = hb.Hessian(problem)
+    _ = operator @ torch.ones(operator.shape[1]).double()
+    assert len(passes) == 1
+
+
+def test_a_graph_that_may_not_fit_is_counted_and_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(CHANGES["none"])
+    operator, vector = hb.Hessian(problem), torch.ones(sum_of(problem)).double()
+    monkeypatch.setattr(single, "default_limit", lambda device: 4 * 8 * sum_of(problem) + 2000)
+    alone = operator @ vector
+    assert "plan" in vars(problem)
+    assert torch.allclose(alone, operator.dense() @ vector, rtol=1e-12)
+
+
+def sum_of(problem: hb.Problem) -> int:
+    return sum(problem.entries.values())
