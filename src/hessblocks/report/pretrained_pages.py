@@ -112,10 +112,10 @@ def _priced(folder: Path, summary: Row) -> dict[str, Any]:
     }
     by_layer = layer_map({"Cost of each head, by layer": heads}, "log₁₀ nats")
     allocation = bits_map(summary.get("shares", []))
-    what = "rounding activations of" if "what" in summary else "compressing"
+    priced = "rounding activations of" if "what" in summary else "compressing"
     return {
         "front_title": f"{summary['model']}, nats per token: {_costs(summary['together'])}",
-        "heading": f"What {what} {summary['model']} costs",
+        "heading": f"What {priced} {summary['model']} costs",
         "heads": drawn_picture(by_layer, folder, "heads"),
         "front": drawn_picture(_over_bits(summary), folder, "front"),
         "allocation": drawn_picture(allocation, folder, "allocation"),
@@ -138,8 +138,8 @@ def price_headline(summary: Row) -> tuple[str, ...]:
     single = [f"One at a time: {summary['check']}."] if "check" in summary else []
     if "sentences" in summary:
         return (*summary["sentences"], *single, *told_sentences(summary))
-    what = summary.get("what", "matrices")
-    first = f"Expected cost in nats per token of all {what} together: "
+    priced = summary.get("what", "matrices")
+    first = f"Expected cost in nats per token of all {priced} together: "
     first += "; ".join(f"{name}: {nats(row)}" for name, row in rows.items()) + "."
     if "uniform" in summary:
         width, between = summary["uniform"], " and "
