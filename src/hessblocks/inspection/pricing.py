@@ -120,10 +120,7 @@ def measure_price(
         "command": "price",
         "source": source,
         "model": {"name": subject.name, **subject.digests()},
-        "data": {
-            "name": str(data),
-            "fingerprint": _fingerprint({**text, "other": held_out}),
-        },
+        "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": held_out})},
         "edits": list(dict.fromkeys(change.how for change in changes.values())),
         **asdict(settings),
         **({"merged": fingerprint(merging)} if merging else {}),
