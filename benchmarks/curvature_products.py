@@ -130,7 +130,7 @@ def ours(model: nn.Module, ids: Tensor, group: ParameterGroup, columns: Tensor) 
         sides[f"ours, {kind.__name__}, one vector"] = lambda operator=operator: (
             operator @ columns[:, 0]
         )
-    sides["ours, build"] = lambda: Hessian(Problem(model, ids), group)._problem.plan
+    sides["ours, build"] = lambda: Hessian(Problem(model, ids), group).problem.plan
     return sides
 
 

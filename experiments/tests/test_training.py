@@ -19,7 +19,7 @@ from hessblocks.models.build import build
 from hessblocks.settings.run_settings import ModelSettings, RunSettings, TrainingSettings
 from hessblocks.storage.tables import Row
 from hessblocks.training.trainer import RunTrainer, ShuffledPasses, spread
-from hessblocks_studies.blocks_paper import ablations, speed
+from hessblocks_studies.blocks_paper import ablations, mirrored_starts, speed
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.data import texts
 from hessblocks_studies.engine.captured_steps import capture_steps
@@ -64,7 +64,7 @@ def model(variant: str = "sas-p"):
 
 ALIKE = re.compile(
     r"beta 0\.[125]|(identity|tied), beta 1|x0\.5|x2|LeakyReLU 0\.2|gains, "
-    r"|^(tied|normal|orthogonal) values$|^sas, (no|V)|no first|zero"
+    r"|attention gain|^(tied|normal|orthogonal) values$|^sas, (no|V)|no first|zero"
     r"|^(post-ln|parallel|op|v-skipinit|sas-p-no-norm)$"
 )
 """Variants that differ by a number, a start or one slot from one that is trained every day."""
@@ -498,7 +498,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "ROUNDS", 2)
 
 
-WIDE = ("ladder", "restrict-updates", "speed", "ablations", "depth", "longer")
+WIDE = ("ladder", "restrict-updates", "speed", "ablations", "depth", "longer", "mirrored-starts")
 """Studies of dozens of runs; those whose points are of more than one kind measure one of each every
 day."""
 
@@ -533,6 +533,30 @@ def test_a_point_of_each_kind_of_a_wide_study_is_measured(
 ) -> None:
     monkeypatch.setattr(speed, "TIMED", ("pre-ln", "sas-p", GPT2))
     run_a_point_of_each_kind(find(name), KINDS[name], tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("start", mirrored_starts.STARTS)
+def test_a_mirrored_start_is_a_linear_map(start: str, corpus: Corpus) -> None:
+    torch.manual_seed(0)
+    first, second = mirrored_starts.maps(start, 8, 16)
+    product = second @ first
+    if start == "identity":
+        assert torch.allclose(product, torch.eye(8), atol=1e-5)
+    if start == "orthogonal":
+        assert torch.allclose(product @ product.T, torch.eye(8), atol=1e-5)
+        assert not torch.allclose(product, torch.eye(8), atol=0.1)
+    made, heard = model(mirrored_starts.NO_SKIP), []
+
+    def change(trainer: RunTrainer) -> None:
+        mirrored_starts.mirror(start, trainer)
+        x, y = torch.randn(2, 5, 16)
+        for layer in made.model.layers:
+            values = [layer.mlp(z).detach() for z in (x, y, x + 2 * y)]
+            heard.append(torch.allclose(values[0] + 2 * values[1], values[2], atol=1e-5))
+        assert not torch.equal(made.model.layers[0].mlp.input.weight, torch.zeros(1))
+
+    train(made, SETTINGS, corpus, change=change)
+    assert heard == [True, True]
 
 
 def ended(finals: Mapping[str, float]) -> list[Row]:

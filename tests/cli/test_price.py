@@ -335,7 +335,7 @@ def test_a_quantised_copy_is_billed_against_its_original(
     assert 0.3 < float(together["forecast"]) / float(together["measured"]) < 3
 
     for more, said in (
-        (["--against", place / "model"], "has the weights of model itself"),
+        (["--against", place / "model"], "has the same weights as model"),
         (["--against", copy, "--round", "4"], "a quantised copy is priced alone"),
         (["--against", llama(tmp_path / "wide", width=24)], "has weights of other sizes"),
         (["--against", tmp_path / "none"], r"--against: \S+ is no"),
@@ -381,7 +381,10 @@ def test_another_vocabulary_is_no_model_to_merge_with(
     path.write_text(json.dumps(content))
     outcome = shell("price", place / "model", "--data", place / "text.txt", *FEW, "--merge", other)
     assert outcome.status == 2
-    assert "is another function than model, by its vocabulary" in sentence(outcome)
+    assert (
+        "computes something else from its weights than model, since they differ in vocabulary"
+        in sentence(outcome)
+    )
 
 
 def test_a_tokeniser_that_cannot_be_read_gives_its_reason(
@@ -400,13 +403,11 @@ def test_another_seed_gives_other_windows_and_other_draws(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokenizer = hb.load(place / "model")
-    subject = pricing.Subject(name="m", model=model)
+    subject = pricing.Subject(name="m", model=model, tokenizer=tokenizer)
     texts = documents_of(place / "text.txt")
     few = {"sequences": 6, "tokens": 8, "samples": 6, "round": (4,)}
     settings = [PricingSettings(**few, seed=seed) for seed in (0, 1, 0)]
-    windows = [
-        pricing.drawn_batches(subject, tokenizer, texts, one, 6)[0]["input_ids"] for one in settings
-    ]
+    windows = [pricing.drawn_batches(subject, texts, one, 6)[0]["input_ids"] for one in settings]
     assert torch.equal(windows[0], windows[2])
     assert not torch.equal(windows[0], windows[1])
     seeds = []

@@ -81,9 +81,9 @@ def test_its_weights_and_its_kl_are_those_that_are_told(place: Path) -> None:
     settings = quantising.make(quantising.QuantisingSettings, {
         "size_of": "IQ4_NL", "sequences": 8, "tokens": 16, "check": 6,
     })  # fmt: skip
-    subject = quantising.Subject(name="tiny", model=model)
+    subject = quantising.Subject(name="tiny", model=model, tokenizer=tokenizer)
     texts = quantising.documents_of(place / "text.txt")
-    _, other = quantising.drawn_batches(subject, tokenizer, texts, settings, 6)
+    _, other = quantising.drawn_batches(subject, texts, settings, 6)
     with torch.no_grad():
         before, after = (
             one(other).logits[:, :-1].double().log_softmax(-1) for one in (model, again)
@@ -148,7 +148,7 @@ def test_a_file_that_differs_from_what_was_priced_is_told(
     out = shutil.copytree(place / "out", tmp_path / "out")
     outcome = shell(*words(place, str(tmp_path / "bad.gguf"))[:-1], out, "--bits", "9")
     assert outcome.status == 1
-    assert "up_proj.weight is not what was priced" in sentence(outcome)
+    assert "up_proj.weight reads back otherwise than priced" in sentence(outcome)
 
 
 @pytest.mark.parametrize(

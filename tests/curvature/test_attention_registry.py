@@ -90,7 +90,7 @@ def test_eager_attention_in_a_problem_goes_by_tiles(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[int] = []
-    from hessblocks.curvature.attention import hugging_face as module
+    from hessblocks.curvature.attention import call as module
 
     attend = module.attend_twice
     monkeypatch.setattr(

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from hessblocks.curvature.groups.custom import custom_groups, select_groups
-from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.groups.roles import custom_groups, parameter_groups, select_groups
 from hessblocks.curvature.products.operators import Hessian
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CASES, gpt2_case

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hessblocks as hb
-from hessblocks.curvature.groups.custom import custom_groups
-from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.groups.roles import custom_groups, parameter_groups
 from hessblocks.curvature.products.forward import AttentionBackendWarning
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem

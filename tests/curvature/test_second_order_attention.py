@@ -13,8 +13,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hessblocks as hb
-from hessblocks.curvature.attention import attend_twice, tiles, visibility
-from hessblocks.curvature.attention.visibility import Size, Visibility
+from hessblocks.curvature.attention import attend_twice, tiles
+from hessblocks.curvature.attention.tiles import Size, Visibility
 from hessblocks.errors import ArgumentError, HessblocksError
 from tests.breadth import everyday
 from tests.curvature.live_bytes import LiveBytes
@@ -104,7 +104,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "softcap": {"causal": False, "softcap": 0.7},
     "causal, sinks, softcap": {"causal": True, "softcap": 1.5, "sinks": True},
 }
-SIZES = (Size(rows=1, scores=1), Size(rows=4, scores=400), visibility.CPU)
+SIZES = (Size(rows=1, scores=1), Size(rows=4, scores=400), tiles.CPU)
 """Tiles of one query, of several queries and heads, of everything."""
 
 
@@ -183,7 +183,7 @@ def test_tiles_are_autograd(
 
     number = CASES.index((shape, mask, extra))
     forwards = number % 4 == 0
-    monkeypatch.setattr(visibility, "CPU", SIZES[number % len(SIZES)])
+    monkeypatch.setattr(tiles, "CPU", SIZES[number % len(SIZES)])
     found = derivatives(by(attend_twice), inputs, forwards=forwards)
     expected = derivatives(by(spelled), inputs, forwards=forwards)
     for one, other in zip(found, expected, strict=True):
@@ -208,7 +208,7 @@ def test_masks_and_windows_skip_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     queries = torch.zeros(1, 1, 64, 3)
     narrow = torch.ones(64, 64, dtype=torch.bool).tril().triu(-7)
     lowest = torch.zeros(64, 64).masked_fill(~narrow, torch.finfo(torch.float32).min)
-    monkeypatch.setattr(visibility, "CPU", Size(rows=8, scores=1 << 20))
+    monkeypatch.setattr(tiles, "CPU", Size(rows=8, scores=1 << 20))
     cut = [
         Visibility(scale=1.0, **facts).tiles(queries, 64)
         for facts in (

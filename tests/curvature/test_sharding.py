@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from hessblocks.curvature.groups.views import ParameterGroup, ParameterView, whole
-from hessblocks.curvature.products import fully_sharded
-from hessblocks.curvature.products.fully_sharded import LocalEntries, rows_like
+from hessblocks.curvature.products import distributed
+from hessblocks.curvature.products.distributed import LocalEntries, rows_like
 from tests.curvature.sharded_processes import MODELS, WORK
 from tests.curvature.two_processes import in_two_processes
 
@@ -80,11 +80,11 @@ def test_the_entries_of_all_processes_are_those_of_the_group_once(
     """Nine processes share seven rows: two of them have none."""
     model = nn.Linear(6, 7, bias=False)
     group = ParameterGroup(name="group", role="other", layer=None, views=(view,))
-    monkeypatch.setattr(fully_sharded, "DTensor", nn.Parameter)
-    monkeypatch.setattr(fully_sharded.dist, "get_world_size", lambda: count)
+    monkeypatch.setattr(distributed, "DTensor", nn.Parameter)
+    monkeypatch.setattr(distributed.dist, "get_world_size", lambda: count)
     entries, seen = torch.arange(42.0).view(7, 6), []
     for rank in range(count):
-        monkeypatch.setattr(fully_sharded.dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(distributed.dist, "get_rank", lambda rank=rank: rank)
         local = LocalEntries([group], model)
         vector = torch.zeros(*local.sizes)
         local.add_to(vector, {"weight": rows_like(entries, model.weight)})

@@ -2,7 +2,7 @@
 differences of the first and second.
 
 Once torch is mended the first test says so, and the form in single steps
-(`hessblocks.curvature.closed.corrected`) can go.
+(`hessblocks.curvature.closed.swap`) can go.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.curvature.closed.corrected import CORRECTED
-from hessblocks.curvature.closed.swap import spelled
-from hessblocks.curvature.last_layer.norms import head_norms
+from hessblocks.curvature.closed.swap import CORRECTED, spelled
+from hessblocks.curvature.last_layer.last_attention import head_norms
 from hessblocks.curvature.last_layer.supported import undisturbed
 
 STEP, BOUND = 2e-4, 1e-6

@@ -6,8 +6,7 @@ import torch
 
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg.operators.operator import DenseOperator
-from hessblocks.linalg.spectra.condition import condition_number
-from hessblocks.linalg.spectra.lanczos import extreme_eigenvalues
+from hessblocks.linalg.spectra.lanczos import condition_number, extreme_eigenvalues
 from tests.linalg.test_lanczos import EVERY
 
 NOT_NEGATIVE = [name for name in EVERY if float(torch.linalg.eigvalsh(EVERY[name])[0]) > -1e-12]

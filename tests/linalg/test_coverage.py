@@ -10,8 +10,7 @@ from hessblocks.linalg.estimators.estimates import Estimate
 from hessblocks.linalg.estimators.hutchinson import diagonal, frobenius_norm
 from hessblocks.linalg.estimators.trace import trace
 from hessblocks.linalg.operators.operator import DenseOperator, LinearOperator
-from hessblocks.linalg.spectra.quadrature import spectral_density
-from hessblocks.linalg.spectra.spectrum import Spectrum
+from hessblocks.linalg.spectra.spectrum import Spectrum, spectral_density
 from tests.linalg.coverage import LEVELS, ROUNDING, assert_covers
 from tests.linalg.matrices import MATRICES, operator
 

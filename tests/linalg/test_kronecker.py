@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from hessblocks.linalg.kronecker.gram import inner_product
-from hessblocks.linalg.kronecker.grid import BlockGrid
 from hessblocks.linalg.kronecker.matrices import TokenMatrices
-from hessblocks.linalg.kronecker.sum import KroneckerSum
+from hessblocks.linalg.kronecker.sum import BlockGrid, KroneckerSum
 from hessblocks.linalg.kronecker.terms import KroneckerTerm, distinct
 from hessblocks.linalg.operators.bounded import BoundedCache
 

@@ -10,8 +10,12 @@ from scipy.spatial.distance import jensenshannon
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.estimators.probes import Probes
 from hessblocks.linalg.operators.operator import DenseOperator
-from hessblocks.linalg.spectra.quadrature import lanczos_quadrature, spectral_density
-from hessblocks.linalg.spectra.spectrum import Spectrum, jensen_shannon_distance
+from hessblocks.linalg.spectra.spectrum import (
+    Spectrum,
+    jensen_shannon_distance,
+    lanczos_quadrature,
+    spectral_density,
+)
 from tests.linalg.matrices import MATRICES, SIZE, operator, small_and_special, with_eigenvalues
 from tests.linalg.test_estimators import NotFinite
 

@@ -198,25 +198,21 @@ def _parameter(record: Any, name: str, kind: settings.FieldKind, order: float) -
         return Parameter(parse=False)
     repeated, choices = kind.mark(settings.Repeated), kind.mark(settings.OneOf)
     default = getattr(record, name)
-    parameter = several(name) if kind.several else Parameter(completer=completer(name))
+    marks = [several(name) if kind.several else Parameter(completer=completer(name))]
     if choices and kind.several:
-        parameter = Parameter.combine(parameter, Parameter(completer=Names(choices.names)))
+        marks.append(Parameter(completer=Names(choices.names)))
+    elif choices:
+        marks.append(Parameter(choices=choices.names))
     if kind.type in (int, int | None):
-        parameter = Parameter(converter=whole)
+        marks.append(Parameter(converter=whole))
     elif default_of := kind.mark(settings.ByOptimiser):
-        parameter = Parameter(show_default=lambda _: default_of.text)
+        marks.append(Parameter(show_default=lambda _: default_of.text))
     if name in CHECKS:
-        parameter = Parameter.combine(parameter, checked(CHECKS[name]))
+        marks.append(checked(CHECKS[name]))
     if default is False or default == ():
-        parameter = Parameter.combine(parameter, Parameter(show_default=False))
-    return Parameter.combine(
-        parameter,
-        Parameter(
-            name=settings.option(repeated.name if repeated else settings.prefix(record) + name),
-            group=_group(record, name, order),
-            choices=choices.names if choices and not kind.several else None,
-        ),
-    )
+        marks.append(Parameter(show_default=False))
+    flag = settings.option(repeated.name if repeated else settings.prefix(record) + name)
+    return Parameter.combine(*marks, Parameter(name=flag, group=_group(record, name, order)))
 
 
 def _group(record: Any, name: str, order: float) -> Group:

@@ -11,10 +11,8 @@ from hessblocks.curvature.groups import (
     ParameterGroup,
     ParameterView,
     UnknownRoleWarning,
-    check_disjoint,
     custom_groups,
     merge,
-    misfit,
     overlap,
     parameter_groups,
     plain_model,
@@ -45,7 +43,6 @@ from hessblocks.curvature.products import (
     RepeatabilityWarning,
     check_problem,
     make_plan,
-    readable_errors,
 )
 from hessblocks.curvature.sampled import (
     EmpiricalFisher,

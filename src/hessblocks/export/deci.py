@@ -95,7 +95,7 @@ def _check(number: int, block: BlockConfig, first: BlockConfig) -> None:
     for name, value in known.to_dict().items():
         if fields[name] != value and (name, block.sub_blocks) != ("attention", "mlp"):
             raise ArgumentError(
-                f"--to gguf: layer {number} is none of Llama's, which has another {name}; leave "
+                f"--to gguf: layer {number} is not one of Llama's: its {name} differs; leave "
                 "--to gguf out, and take --even: hessblocks quantise then writes a GGUF file of "
                 "the result"
             )

@@ -102,8 +102,8 @@ def header_of(source: str, model: PreTrainedModel, tokenizer: Any) -> GgufHeader
         count, size = len(fields.get("tokenizer.ggml.tokens", ())), model.config.vocab_size
         if count != size:
             raise ArgumentError(
-                f"--to gguf: the tokeniser has {count} tokens, the model {size}; give that of "
-                "the original"
+                f"--to gguf: the tokeniser has {count} tokens, the model {size}; give the "
+                "original's tokeniser"
             )
     architecture = fields.pop("general.architecture")
     fields["general.file_type"] = np.uint32(gguf.LlamaFileType.GUESSED)
@@ -357,7 +357,7 @@ def to_gguf(
         The path.
 
     Raises:
-        ArgumentError: a layer is none of Llama's, another number of tokens in `vocabulary`, an
+        ArgumentError: a layer is not one of Llama's, another number of tokens in `vocabulary`, an
             unknown type or way to split text, or a package (gguf, for q8_0 libgguf) is missing.
         RunError: `vocabulary` cannot be read, or the file cannot be written.
 
@@ -367,7 +367,7 @@ def to_gguf(
         >>> hb.to_gguf(model, "new.gguf", "original.gguf")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        hessblocks.errors.ArgumentError: --to gguf: layer 0 is none of Llama's, ...
+        hessblocks.errors.ArgumentError: --to gguf: layer 0 is not one of Llama's: its ...
     """
     check_name("kind", kind, TYPES)
     deci_fields(model)  # refuse other layers before the file is read

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from hessblocks.bill import Bill, Change, activation_changes, cache_changes
 from hessblocks.settings import PricingSettings
 
-GRIDS = (("token", 0), ("token", 1), ("channel", 0), ("channel", 1))
+Grid = tuple[Literal["token", "channel"], int]
+GRIDS: tuple[Grid, ...] = (("token", 0), ("token", 1), ("channel", 0), ("channel", 1))
 """What shares a scale, and the number of first tokens that stay exact."""
 Sets = Mapping[str, Sequence[str]]
 """Name of a setting of the whole model → names of its changes."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hessblocks import settings
 from hessblocks.blocks import PRESETS, BlockConfig, parted, pattern_names, preset
@@ -15,6 +15,8 @@ from hessblocks.storage import FolderResults, canonical, load_results
 from hessblocks.training import compare as run_all
 from hessblocks.training import resolve_device
 
+T = TypeVar("T")
+KINDS = (settings.ModelSettings, settings.TunedSettings, settings.ObservationSettings)
 NamedBlocks = Mapping[str, str | BlockConfig] | Sequence[str]
 
 
@@ -67,7 +69,12 @@ def compare(
     first = next((block for block in named_blocks.values() if isinstance(block, BlockConfig)), None)
     if first is not None:
         fields.setdefault("width", first.width)
-    model, training, observation = _settings(fields)
+    names = [name for kind in KINDS for name in settings.kinds(kind)]
+    for name in fields:
+        check_name("setting", name, names)
+    model = _made(settings.ModelSettings, fields)
+    training = _made(settings.TunedSettings, fields)
+    observation = _made(settings.ObservationSettings, fields)
     sizes = {name: getattr(model, name) for name in ("width", "heads", "mlp_width")}
     written = {}
     for name, block in named_blocks.items():
@@ -94,14 +101,7 @@ def compare(
     return load_results(out)
 
 
-def _settings(fields: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Make the settings of model, training and observation, each from its fields."""
-    kinds = (settings.ModelSettings, settings.TunedSettings, settings.ObservationSettings)
-    names = [settings.kinds(kind) for kind in kinds]
-    for name in fields:
-        check_name("setting", name, [name for own in names for name in own])
-    model, training, observation = (
-        settings.make(kind, {name: fields[name] for name in fields if name in own})
-        for kind, own in zip(kinds, names, strict=True)
-    )
-    return model, training, observation
+def _made(kind: type[T], fields: Mapping[str, Any]) -> T:
+    """Make settings of a kind from its fields."""
+    names = settings.kinds(kind)
+    return settings.make(kind, {name: fields[name] for name in fields if name in names})

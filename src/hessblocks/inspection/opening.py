@@ -86,11 +86,7 @@ def opened(
             check_place(settings.data)  # before the weights are read
         subject = saved_model(str(source), task)
     _check_sizes_are_used([source, *beside], settings)  # before the slow reading of text
-    if subject.context is not None and settings.tokens > subject.context:
-        raise ArgumentError(
-            f"--tokens: {settings.tokens} are longer than the context of {subject.context} of "
-            f"{subject.name}; ask for fewer."
-        )
+    subject.check_window(settings.tokens)
     return subject, dict(batch) if batch else encoded_batch(subject, settings)
 
 
@@ -159,13 +155,8 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
             "random."
         )
     name, documents = _documents(subject, settings)
-    ids = data.encoded(subject.tokenizer, documents)
-    if ids.size and ids.max() >= subject.vocabulary:
-        raise ArgumentError(
-            f"MODEL: the tokenizer of {subject.name} gives token ids up to {ids.max()}, the model "
-            f"knows those below {subject.vocabulary}; give the tokenizer that it was trained with, "
-            "or ask for random tokens with --data random."
-        )
+    otherwise = ", or ask for random tokens with --data random"
+    ids = subject.encoded(documents, settings.tokens, otherwise)
     first = data.template_start(subject.tokenizer, settings.bare)
     return _drawn(ids, name, settings, first)
 

@@ -28,7 +28,7 @@ from hessblocks.bill import (
 )
 from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Problem, custom_groups, make_plan, plain_model
-from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
+from hessblocks.data import Windows, documents_of, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration, in_units
 from hessblocks.inspection.caches import cache_sentences, head_map, recipes, rounded_activations
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
@@ -97,11 +97,11 @@ def measure_price(
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         model, saved = load_saved(source, "causal-lm")
-        subject = Subject(name=saved.name, model=placed(device, model))
         tokenizer = saved.tokenizer(needed=True)
+        subject = Subject(name=saved.name, model=placed(device, model), tokenizer=tokenizer)
         checked = settings.sequences if settings.check else 0
-        text, held_out = drawn_batches(subject, tokenizer, texts, settings, checked)
-        merging = _other(settings.merge, subject, tokenizer) if settings.merge else None
+        text, held_out = drawn_batches(subject, texts, settings, checked)
+        merging = _other(settings.merge, subject) if settings.merge else None
         every: list[Edit] = [rounded(bits=bits) for bits in settings.round]
         every += [pruned(share=share) for share in settings.prune]
         every += [*map(in_format, settings.formats), *([merged(merging)] if merging else [])]
@@ -122,7 +122,7 @@ def measure_price(
         "model": {"name": subject.name, **subject.digests()},
         "data": {
             "name": str(data),
-            "fingerprint": _fingerprint({"input_ids": text, "other": held_out}),
+            "fingerprint": _fingerprint({**text, "other": held_out}),
         },
         "edits": list(dict.fromkeys(change.how for change in changes.values())),
         **asdict(settings),
@@ -130,7 +130,7 @@ def measure_price(
         **({"stored": _fingerprint(stored)} if stored else {}),
         "device": device,
     }
-    problem = in_pieces(subject.model, text, settings.samples)
+    problem = Problem(subject.model, text, loss="causal-lm")
     drawn = {name: value for name, value in config.items() if name != "allocate"}
     before = finished(folder, config, ["allocate"])
     summary = before if before.get("asked", "") == settings.allocate else {}
@@ -142,7 +142,7 @@ def measure_price(
         if not summary:
             summary = {"command": "price", "model": subject.name, "told": told}
             summary |= {"changes": len(bill), "asked": settings.allocate}
-            other = in_pieces(subject.model, held_out, PIECES)
+            other = in_pieces(subject.model, held_out)
             summary |= _summary(bill, other, settings, folder, progress)
             storage.write_json(folder / "summary.json", summary)
         if finish:
@@ -161,39 +161,38 @@ def finished(folder: Path, config: Mapping[str, Any], free: Sequence[str]) -> di
 
 def drawn_batches(
     subject: Subject,
-    tokenizer: Any,
     texts: Sequence[Any],
     settings: PricingSettings | QuantisingSettings,
     checked: int,
-) -> tuple[Int[Tensor, "windows tokens"], Int[Tensor, "checked tokens"]]:
+) -> tuple[dict[str, Int[Tensor, "windows tokens"]], Int[Tensor, "checked tokens"]]:
     """Draw windows for the forecasts, and `checked` windows for the check."""
-    name, context = subject.name, subject.context
-    if context is not None and settings.tokens > context:
-        raise ArgumentError(
-            f"--tokens: {settings.tokens} are longer than the context of {context} of {name}."
-        )
-    ids, count = encoded(tokenizer, texts), settings.sequences
-    if len(ids) and ids.max() >= subject.vocabulary:
-        raise ArgumentError(f"MODEL: the tokenizer of {name} gives tokens that it does not know.")
-    windows = Windows(ids, settings.tokens, template_start(tokenizer, settings.bare))
+    ids, count = subject.encoded(texts, settings.tokens), settings.sequences
+    windows = Windows(ids, settings.tokens, template_start(subject.tokenizer, settings.bare))
     drawn = windows.drawn(count + checked, settings.seed, "--sequences")
-    return drawn[:count], drawn[count:]
+    return {"input_ids": drawn[:count]}, drawn[count:]
 
 
-def in_pieces(model: nn.Module, windows: Int[Tensor, "windows tokens"], pieces: int) -> Problem:
-    """Make a problem of at least `pieces` batches, if there are as many windows.
+def in_pieces(model: nn.Module, windows: Int[Tensor, "windows tokens"]) -> Problem:
+    """Make a problem of a check, with a batch for each of its passes.
 
     One batch would be cut as much, after two passes to check that its rows are independent.
+
+    Args:
+        model: the model.
+        windows: rows of tokens.
+
+    Returns:
+        The problem.
     """
-    batches = [{"input_ids": rows} for rows in windows.split(max(1, len(windows) // pieces))]
+    batches = [{"input_ids": rows} for rows in windows.split(max(1, len(windows) // PIECES))]
     return Problem(model, batches, loss="causal-lm")
 
 
-def _other(source: str, subject: Subject, tokenizer: Any) -> nn.Module:
+def _other(source: str, subject: Subject) -> nn.Module:
     """Load the model to merge with: of the same shapes, function and vocabulary."""
     try:
         second, saved = load_saved(source, "causal-lm")
-        vocabularies = tokenizer, saved.tokenizer()
+        vocabularies = subject.tokenizer, saved.tokenizer()
     except (ArgumentError, RunError) as error:
         raise type(error)(str(error).replace("MODEL:", "--merge:", 1)) from error
     model: Any = subject.model
@@ -205,9 +204,9 @@ def _other(source: str, subject: Subject, tokenizer: Any) -> nn.Module:
         )
     if differing := other_function(model.config, second.config, vocabularies):
         raise ArgumentError(
-            f"--merge: {source} is another function than {subject.name}, by its "
-            f"{', '.join(differing[:5])}; a mean of their weights is neither. Give a model that "
-            "was trained from the same one."
+            f"--merge: {source} computes something else from its weights than {subject.name}, "
+            f"since they differ in {', '.join(differing[:5])}; give a model that was trained from "
+            "the same one."
         )
     return second
 
@@ -224,10 +223,15 @@ def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
             f"--against: {source} is not a copy of {subject.name} ({error})."
         ) from error
     if any(stored[name].shape != p.shape for name, p in matrices.items()):
-        raise ArgumentError(f"--against: {source} has weights of other sizes than {subject.name}.")
+        raise ArgumentError(
+            f"--against: {source} has weights of other sizes than {subject.name}; give a quantised "
+            "copy of it."
+        )
     differ = {n: w for n, w in stored.items() if not torch.equal(w, matrices[n].detach().cpu())}
     if not differ:
-        raise ArgumentError(f"--against: {source} has the weights of {subject.name} itself.")
+        raise ArgumentError(
+            f"--against: {source} has the same weights as {subject.name}; give a quantised copy."
+        )
     return differ
 
 

@@ -23,7 +23,6 @@ from hessblocks.data import documents_of
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.pricing import (
-    PIECES,
     drawn_batches,
     finished,
     in_pieces,
@@ -98,8 +97,8 @@ def measure_quantise(
         texts = documents_of(Path(data))
         model, saved = load_saved(source, "causal-lm")
         tokenizer = saved.tokenizer(needed=True)
-        subject = Subject(name=saved.name, model=placed(device, model))
-        text, held_out = drawn_batches(subject, tokenizer, texts, settings, settings.check)
+        subject = Subject(name=saved.name, model=placed(device, model), tokenizer=tokenizer)
+        text, held_out = drawn_batches(subject, texts, settings, settings.check)
         target = _Target.of(settings, subject.model, source, tokenizer)
     told = note_history(settings, model.config, tokenizer, progress)
     folder = Path(out or Path("runs", f"quantise-{subject.name.replace('/', '-')}"))
@@ -109,7 +108,7 @@ def measure_quantise(
         "model": {"name": subject.name, **subject.digests()},
         "data": {
             "name": str(data),
-            "fingerprint": _fingerprint({"input_ids": text, "other": held_out}),
+            "fingerprint": _fingerprint({**text, "other": held_out}),
         },
         "formats": list(FORMATS[settings.to]),
         **asdict(settings),
@@ -118,7 +117,7 @@ def measure_quantise(
     }
     free = [*BUDGETS, "file"]
     drawn = {name: value for name, value in config.items() if name not in free}
-    problem = in_pieces(subject.model, text, settings.samples)
+    problem = Problem(subject.model, text, loss="causal-lm")
     before = finished(folder, config, free)
     before = before if before.get("size") == _size(file) else {}
     if file.exists() and not before:
@@ -135,7 +134,7 @@ def measure_quantise(
             stored = _read_back(file, chosen, target)
         summary: dict[str, Any] = {"command": "quantise", "model": subject.name, "file": str(file)}
         summary["told"] = told
-        other = in_pieces(subject.model, held_out, PIECES)
+        other = in_pieces(subject.model, held_out)
         summary |= _summary(bill, chosen, stored, target, other, file, folder, progress)
         storage.write_json(folder / "summary.json", summary)
         if finish:
@@ -252,7 +251,7 @@ def _read_back(
             unpack, rows = chosen.formats[name][0].unpack, as_rows(parameter)
             expected = unpack(chosen.packed[name], rows.shape).view(parameter.shape)
         if not torch.equal(stored[name], expected):
-            raise RunError(f"{file}: {name} is not what was priced; do not use the file")
+            raise RunError(f"{file}: {name} reads back otherwise than priced; do not use the file")
     return stored
 
 
@@ -322,8 +321,8 @@ def _apart(bill: Bill, bytes: float) -> float:
         assert change.format is not None
         for view in change.views:
             forecast = replace(price.forecast, value=float(row[columns.index(view.parameter)]))
-            of_view = {"bytes": change.format.bytes(view.shape), "forecast": forecast}
-            prices.append(replace(price, place=view.parameter, size=view.size, **of_view))
+            alone = replace(price, place=view.parameter, size=view.size, forecast=forecast)
+            prices.append(replace(alone, bytes=change.format.bytes(view.shape)))
     chosen = allocate(prices, bytes=bytes - bill.untouched(prices))
     return sum(price.forecast.value for price in chosen)
 

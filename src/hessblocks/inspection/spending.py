@@ -223,7 +223,8 @@ def free_memory(device: str) -> int:
     """Return the free memory of a device in bytes."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
-    return min(psutil.virtual_memory().available, main_memory())
+    available: int = psutil.virtual_memory().available
+    return min(available, main_memory())
 
 
 def _before(folder: Path, settings: CurvatureInspection) -> Spending | None:

@@ -8,8 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int
 from torch import nn
 
+from hessblocks.data import encoded
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models import context_of, fingerprint, load_saved, stored_words
 
@@ -51,6 +54,44 @@ class Subject:
     def context(self) -> int | None:
         """Longest sequence in tokens; None if the model has no limit."""
         return context_of(self.model)
+
+    def encoded(
+        self, documents: Sequence[Any], window: int, otherwise: str = ""
+    ) -> Int[np.ndarray, " tokens"]:
+        """Encode documents that are then cut into windows.
+
+        Args:
+            documents: texts, or conversations for the chat template.
+            window: tokens of a window.
+            otherwise: what else helps where the tokeniser is another model's.
+
+        Returns:
+            Token ids of all documents, one after the other.
+
+        Raises:
+            ArgumentError: a window is longer than the context, or the model does not know a token.
+        """
+        self.check_window(window)
+        ids = encoded(self.tokenizer, documents)
+        if ids.size and ids.max() >= self.vocabulary:
+            raise ArgumentError(
+                f"MODEL: the tokenizer of {self.name} gives token ids up to {ids.max()}, the model "
+                f"knows those below {self.vocabulary}; give the tokenizer that it was trained with"
+                f"{otherwise}."
+            )
+        return ids
+
+    def check_window(self, tokens: int) -> None:
+        """Refuse windows that are longer than the context.
+
+        Raises:
+            ArgumentError: they are longer.
+        """
+        if self.context is not None and tokens > self.context:
+            raise ArgumentError(
+                f"--tokens: {tokens} are longer than the context of {self.context} of {self.name}; "
+                "ask for fewer."
+            )
 
     @property
     def ours(self) -> bool:

@@ -19,6 +19,8 @@ from hessblocks.report.templates import ABSENT, drawn_picture, layer_map, summar
 from hessblocks.statistics import Average
 
 Row = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Row], str]]
+"""Heading → its cell in a row."""
 LAYER = re.compile(r"(?:^|\.)\d+\.(.+?)(?:\.weight)?$")
 """Pattern of the text after the number of a layer in a parameter's name."""
 
@@ -88,13 +90,13 @@ def bits_map(shares: Iterable[Row]) -> Figure | None:
     return layer_map({"Bits of an entry, by layer": kinds}, "Bits")
 
 
-COSTS = {
+COSTS: Columns = {
     "Changed together": itemgetter("name"),
     "Forecast KL": nats,
     "Measured KL": lambda row: nats(row, "measured", missing=""),
     "Forecast trusted": _trusted,
 }
-BILL = {
+BILL: Columns = {
     "Change": itemgetter("name"),
     "Forecast KL": nats,
     "Diagonal": _number("diagonal"),
@@ -205,7 +207,7 @@ def _size(count: float) -> str:
     return f"{count / 1e6:.4g} MB"
 
 
-QUANTISED = {
+QUANTISED: Columns = {
     "File": itemgetter("name"),
     "Size": lambda row: _size(row["bytes"]),
     "Bits a weight": _number("bits", "{:.3g}".format),
@@ -272,7 +274,7 @@ QUANTISE = summary_page(
     content=_quantised,
 )
 
-REMOVALS = {
+REMOVALS: Columns = {
     "Part": itemgetter("kind"),
     "Layer": lambda row: str(row["layer"]),
     "KL": lambda row: nats(row, "kl"),

@@ -16,7 +16,7 @@ FAULTS = (
           "f'{$name}{tuple($one.shape)}{$one.tolist()}' => f'{$name}{tuple($one.shape)}'",
           "test_a_batch_of_ones_own_gives_its_loss_and_is_told_apart"),
     fault("the token behind the vocabulary passes", "$ids.max() >= $a => $ids.max() > $a",
-          "test_the_token_just_behind_the_vocabulary_is_refused", within="encoded_batch"),
+          "test_the_token_just_behind_the_vocabulary_is_refused", within="Subject.encoded"),
     fault("a large model is measured whole", "$obstacle or $size > SMALL => $obstacle",
           "test_a_large_model_is_sampled_with_its_map_and_three_eigenvalues", within="chosen"),
     fault("without second derivatives all parts are tried", "$obstacle or $size > SMALL => $size > SMALL",

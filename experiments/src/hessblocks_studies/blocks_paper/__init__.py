@@ -10,5 +10,8 @@ STUDIES = {
     "downstream": "finetuning",
     "longer": "longer",
     "ablations": "ablations",
+    "long-windows": "long_windows",
+    "mirrored-starts": "mirrored_starts",
+    "tuning-recipe": "tuning_recipe",
 }
 """Name of a study → module of this package with the study as `STUDY`, in the paper's order."""

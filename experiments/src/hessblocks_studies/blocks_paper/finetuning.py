@@ -57,6 +57,8 @@ class Tuning:
     """Peak learning rates; the validation split chooses one per block."""
     examples: int
     """Maximum number of training examples per task; 0 means all."""
+    decay: str | None = None
+    """Decay of the learning rate: linear or cosine; None for linear."""
 
 
 TUNINGS: dict[Scale, Tuning] = {
@@ -125,6 +127,7 @@ def measure(settings: TunedSettings) -> list[Row]:
                     learning_rate=rate,
                     examples=settings.tuning.examples or None,
                     seed=settings.seed,
+                    decay=settings.tuning.decay or "linear",
                 )
                 score = finetune(pretraining, folder, corpus, task, tuning)
             chance = score.chance if score.examples else None

@@ -26,7 +26,7 @@ from hessblocks_studies.masked.masked_settings import Pretraining
 
 @dataclass(frozen=True, kw_only=True)
 class Finetuning:
-    """Settings of fine-tuning a classifier: AdamW, linear warm-up and decay."""
+    """Settings of fine-tuning a classifier: AdamW, linear warm-up, decay to 0."""
 
     epochs: int
     """Passes over the training examples."""
@@ -38,6 +38,8 @@ class Finetuning:
     """Maximum number of training examples; None means all."""
     seed: int = 0
     """Seed of the head and of the order of examples."""
+    decay: str = "linear"
+    """Decay of the learning rate: linear or cosine."""
     warmup: float = 0.1
     """Share of the steps with a linear increase of the learning rate from 0."""
     weight_decay: float = 0.01
@@ -99,6 +101,7 @@ def finetune(
                 per_device_train_batch_size=settings.batch_size,
                 per_device_eval_batch_size=settings.batch_size,
                 learning_rate=settings.learning_rate,
+                lr_scheduler_type=settings.decay,
                 warmup_steps=round(settings.warmup * steps),
                 weight_decay=settings.weight_decay,
                 max_grad_norm=settings.clip,

@@ -104,6 +104,7 @@ from hessblocks_studies.shared.tuned_runs import (
 )
 from hessblocks_studies.shared.turns import ROUNDS, TimedModel, in_turns
 from hessblocks_studies.shared.variants import (
+    ATTENTION_GAINS,
     BASES,
     BETAS,
     GAINED,
@@ -117,4 +118,5 @@ from hessblocks_studies.shared.variants import (
     ZERO_QUERIES,
     best_start,
     restricted,
+    with_attention_gain,
 )

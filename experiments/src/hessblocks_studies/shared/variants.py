@@ -33,6 +33,8 @@ ZERO_QUERIES = ", zero queries"
 BASES = ("pre-ln", f"pre-ln{ZERO_QUERIES}")
 """Blocks that the simplified blocks are compared with. The second has zero queries, too, so that
 only the block differs."""
+ATTENTION_GAINS = (0.1, 0.3)
+"""Gains of an attention branch with identity values, beside its skip."""
 MLP_GAINS = (0.5, 2.0)
 """Factors of the preset's initial MLP gain."""
 
@@ -77,6 +79,16 @@ def best_start(variant: str, width: int) -> float | None:
 def restricted(init: str, beta: float) -> str:
     """Name the variant W = W_init + β ΔW of values and projections; W = W_init if β = 0."""
     return f"{init}, beta {beta:g}"
+
+
+def with_attention_gain(gain: float) -> str:
+    """Name pre-ln with identity values and a gain of its attention branch."""
+    return f"pre-ln, identity values, attention gain {gain:g}"
+
+
+def _with_attention_gain(gain: float) -> Maker:
+    attention = dict.fromkeys(("value", "projection", "first_value"), blocks.Identity())
+    return _edited("pre-ln", attention=attention, attention_branch={"gain": gain})
 
 
 def _edited(name: str, **parts: Mapping[str, Any]) -> Maker:
@@ -150,6 +162,7 @@ VARIANTS: dict[str, Maker] = {
         for name in ("pre-ln", "parallel")
     },
     "pre-ln, identity values": _values("pre-ln", blocks.Identity()),
+    **{with_attention_gain(gain): _with_attention_gain(gain) for gain in ATTENTION_GAINS},
     "normal values": lambda sizes: _values(
         "skipless", blocks.Dense(init="normal", std=sizes["width"] ** -0.5)
     )(sizes),

@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from hessblocks.cli import terminal
 from hessblocks.cli.interruption import interruptible
 from hessblocks.cli.options import WORDS
 from hessblocks.data import load_corpus
 from hessblocks.errors import RunError
-from hessblocks.report import Comparison, RunPage, compare_results, summary, write_report
+from hessblocks.report import Comparison, RunPage, Table, compare_results, summary, write_report
 from hessblocks.settings import DataSettings, SharedSettings
 from hessblocks.storage import COMMAND, load_results, write_json
 

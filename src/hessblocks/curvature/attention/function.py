@@ -15,8 +15,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
 from hessblocks.curvature.attention.tangents import RowConstants, Tangents, push_forward
-from hessblocks.curvature.attention.tiles import TiledHeads, attend, pull_back
-from hessblocks.curvature.attention.visibility import Visibility
+from hessblocks.curvature.attention.tiles import TiledHeads, Visibility, attend, pull_back
 from hessblocks.errors import RunError
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -130,17 +129,8 @@ class _Pullback(Function):
     """q̄, k̄ and v̄, as functions of G, the cotangent of L, queries, keys and values."""
 
     @staticmethod
-    def forward(
-        g: Tensor,
-        raised: Tensor | None,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        top: Tensor,
-        rest: Tensor,
-        visibility: Visibility,
-    ) -> tuple[Tensor, ...]:
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        g, raised, query, key, value, out, top, rest, visibility = inputs
         groups = key.shape[1]
         if _fused(query, value, visibility) and raised is None:
             gradients = _flash_backward(
@@ -182,7 +172,7 @@ class _Pullback(Function):
             pushed = _Tangent.apply(
                 *_several(moved), *ctx.saved_tensors, ctx.visibility, (True,) * 3
             )
-            derivatives = [None if t is None else t[0] for t in pushed[2:]]
+            derivatives = _present(lambda t: t[0], pushed[2:])
         if g is not None or raised is not None:
             g = torch.zeros_like(cotangent) if g is None else g
             straight = _Pullback.apply(g, raised, *others, ctx.visibility)
@@ -201,33 +191,15 @@ class _Tangent(Function):
     """Ȯ, L̇ = ρ and, if G is given, the tangents of q̄, k̄ and v̄, each with a leading axis K."""
 
     @staticmethod
-    def forward(
-        a: Tensor | None,
-        b: Tensor | None,
-        c: Tensor | None,
-        g: Tensor | None,
-        raised: Tensor | None,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor | None,
-        top: Tensor,
-        rest: Tensor,
-        visibility: Visibility,
-        wanted: tuple[bool, ...],
-    ) -> tuple[Tensor | None, ...]:
-        groups = key.shape[1]
-        vectors = next(len(t) for t in (a, b, c) if t is not None)
+    def forward(*inputs: Any) -> tuple[Tensor | None, ...]:
+        *moving, g, raised, query, key, value, out, top, rest, visibility, wanted = inputs
+        groups, vectors = key.shape[1], next(len(t) for t in moving if t is not None)
         met = None if g is None or out is None else _met(g, raised, out)
-        per_row = RowConstants(
-            _rows(top, groups),
-            _rows(rest, groups),
-            *(None if t is None else _rows(t, groups) for t in (g, met)),
-        )
+        constants = _present(lambda t: _rows(t, groups), (top, rest, g, met))
+        per_row = RowConstants(*constants)
+        a, *others = moving
         tangents = Tangents(
-            None if a is None else _rows(a, groups, 1),
-            None if b is None else b.flatten(1, 2),
-            None if c is None else c.flatten(1, 2),
+            None if a is None else _rows(a, groups, 1), *_present(lambda t: t.flatten(1, 2), others)
         )
         heads = _heads(query, key, value, visibility)
         pushed = push_forward(heads, per_row, tangents, vectors, wanted)
@@ -259,9 +231,8 @@ class _Tangent(Function):
             for t, dim in zip(inputs[:3], dims, strict=False)
         ]
         vectors = next(t.shape[:2] for t in several if t is not None)
-        together = [None if t is None else t.flatten(0, 1) for t in several]
-        pushed = _Tangent.apply(*together, *inputs[3:])
-        return _mapped([None if t is None else t.unflatten(0, vectors) for t in pushed])
+        pushed = _Tangent.apply(*_present(lambda t: t.flatten(0, 1), several), *inputs[3:])
+        return _mapped(_present(lambda t: t.unflatten(0, vectors), pushed))
 
 
 def _keep_for_tangents(ctx: Any, *tensors: Tensor | None) -> None:
@@ -270,9 +241,14 @@ def _keep_for_tangents(ctx: Any, *tensors: Tensor | None) -> None:
         ctx.save_for_forward(*tensors)
 
 
+def _present(function: Callable[[Tensor], Tensor], tensors: Any) -> list[Any]:
+    """Apply a function to each tensor; None stays None."""
+    return [None if t is None else function(t) for t in tensors]
+
+
 def _several(tangents: Any) -> list[Tensor | None]:
     """Add a leading axis of length K = 1 to each."""
-    return [None if t is None else t[None] for t in tangents]
+    return _present(lambda t: t[None], tangents)
 
 
 def _unbatched(cotangents: Any) -> tuple[list[Tensor | None], Callable[[Tensor], Tensor]]:
@@ -324,9 +300,7 @@ def _folded(
         joined.append(t)
     axis = int(led > 0)
     results = function.apply(*joined, *inputs[tensors:])
-    return _mapped(
-        [None if t is None else t.unflatten(axis, (size, -1)).movedim(axis, 0) for t in results]
-    )
+    return _mapped(_present(lambda t: t.unflatten(axis, (size, -1)).movedim(axis, 0), results))
 
 
 def _mapped(

@@ -21,8 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.curvature.attention.tiles import TiledHeads, columns, put, rows, slope
-from hessblocks.curvature.attention.visibility import Tile
+from hessblocks.curvature.attention.tiles import Tile, TiledHeads, columns, put, rows, slope
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,7 @@ class Tangents:
 
 
 def push_forward(
-    heads: TiledHeads,
-    per_row: RowConstants,
-    tangents: Tangents,
-    count: int,
-    wanted: Sequence[bool],
+    heads: TiledHeads, per_row: RowConstants, tangents: Tangents, count: int, wanted: Sequence[bool]
 ) -> Tangents:
     """Compute the tangents of the forward pass and, if G is given, of the backward pass.
 

@@ -2,19 +2,24 @@
 
 Fused kernels have no second derivative. For other functions autograd needs many small operations.
 The replacements have two derivatives in closed form. The model's code is not changed.
+
+The higher derivatives of some functions of torch 2.13 are wrong or missing; these are replaced by
+elementary operations. `tests/curvature/test_torch_derivatives.py` lists them; it fails as soon as
+torch corrects one.
 """
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.overrides import TorchFunctionMode
 
-from hessblocks.curvature.closed import corrected
 from hessblocks.curvature.closed import layer_norms as closed_norms
 from hessblocks.curvature.closed import pointwise as closed_pointwise
 from hessblocks.curvature.closed import softmax as closed_softmax
@@ -23,6 +28,94 @@ from hessblocks.curvature.closed.in_place import addmm, embedding, linear
 from hessblocks.curvature.closed.softmax import DTYPES
 from hessblocks.curvature.closed.watch import Unplanned, Watch
 from hessblocks.errors import RunError
+
+
+def layer_norm(
+    x: Float[Tensor, "*shape"],
+    shape: Sequence[int],
+    weight: Float[Tensor, "..."] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    eps: float = 1e-5,
+) -> Float[Tensor, "*shape"]:
+    """Compute layer norm from elementary operations; torch's kernel has a wrong 3rd derivative."""
+    return _normalised(x, range(-len(shape), 0), weight, bias, eps)
+
+
+def rms_norm(
+    x: Float[Tensor, "*shape"],
+    shape: Sequence[int],
+    weight: Float[Tensor, "..."] | None = None,
+    eps: float | None = None,
+) -> Float[Tensor, "*shape"]:
+    """Compute RMS norm from elementary operations; under vmap CUDA's kernel loops and warns."""
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    axes = tuple(range(-len(shape), 0))
+    y = x * (x.square().mean(axes, keepdim=True) + eps).rsqrt()
+    return y if weight is None else y * weight
+
+
+def weight_norm(
+    direction: Float[Tensor, "*shape"], length: Float[Tensor, "..."], dim: int = 0
+) -> Float[Tensor, "*shape"]:
+    """Compute weight norm from elementary operations; `torch._weight_norm` has a wrong Hessian.
+
+    Returns:
+        The weight. Its norm over all axes but `dim` is `length`; over all axes if `dim` is −1.
+    """
+    axes = [axis for axis in range(direction.ndim) if dim == -1 or axis != dim % direction.ndim]
+    return direction * (length * direction.square().sum(axes, keepdim=True).rsqrt())
+
+
+def _channel_norm(function: Any, first: int, *args: Any, **kwargs: Any) -> Any:
+    """Normalise by the batch over the axes from `first` on, except axis 1, that of the weight.
+
+    Returns:
+        The normalised input; NotImplemented for running statistics, where torch's Hessian is right.
+    """
+    call = inspect.signature(function).bind(*args, **kwargs)
+    call.apply_defaults()
+    x, running_mean, _, weight, bias, of_batch, _, eps = call.arguments.values()
+    if not of_batch or (function is F.batch_norm and running_mean is not None):
+        return NotImplemented
+    axes, shape = [axis for axis in range(first, x.ndim) if axis != 1], (-1, *[1] * (x.ndim - 2))
+    weight, bias = (None if t is None else t.view(shape) for t in (weight, bias))
+    return _normalised(x, axes, weight, bias, eps)
+
+
+def _normalised(
+    x: Tensor, axes: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    axes = tuple(axes)
+    centred = x - x.mean(axes, keepdim=True)
+    y = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _grouped_products(rows: Tensor, weights: Tensor, *, offs: Any = None, **others: Any) -> Any:
+    """Multiply each group of rows with its matrix; torch's kernel does not support float64."""
+    has_options = any(value is not None for value in others.values())
+    if rows.dtype != torch.float64 or (rows.ndim, weights.ndim) != (2, 3) or has_options:
+        return NotImplemented
+    *groups, rest = rows.tensor_split(offs.tolist())
+    products = [group @ weight for group, weight in zip(groups, weights, strict=True)]
+    return torch.cat([*products, rest @ torch.zeros_like(weights[0])])
+
+
+CORRECTED: dict[Any, Callable[..., Any]] = {
+    torch._weight_norm: weight_norm,
+    torch._grouped_mm: _grouped_products,
+    F.batch_norm: functools.partial(_channel_norm, F.batch_norm, 0),
+    F.instance_norm: functools.partial(_channel_norm, F.instance_norm, 2),
+    F.hardsigmoid: lambda x, inplace=False: F.relu6(x + 3) / 6,
+}
+"""Our replacement of each torch function; if it returns NotImplemented, torch's is called."""
+if hasattr(F, "linear_cross_entropy"):  # since torch 2.13
+    # With `options`, torch computes it in chunks, without a second derivative.
+    CORRECTED[F.linear_cross_entropy] = lambda *args, options=None, **kw: F.linear_cross_entropy(
+        *args, **kw
+    )
+
 
 _GELUS = {"none": closed_pointwise.Gelu(), "tanh": closed_pointwise.TanhGelu()}
 _SILU, _TANH = closed_pointwise.Silu(), closed_pointwise.Tanh()
@@ -45,10 +138,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 CHOOSING = (F.scaled_dot_product_attention, F.embedding, F.linear, torch.addmm)
 """Functions whose replacements check the dtypes of their arguments themselves."""
 
-SPELLED: dict[Any, Callable[..., Any]] = {
-    F.layer_norm: corrected.layer_norm,
-    F.rms_norm: corrected.rms_norm,
-}
+SPELLED: dict[Any, Callable[..., Any]] = {F.layer_norm: layer_norm, F.rms_norm: rms_norm}
 """Replacements for third derivatives and for transforms of `torch.func`."""
 
 OUTSIDE = {
@@ -84,7 +174,7 @@ class ClosedForms(TorchFunctionMode):
         super().__init__()
         self._watch = watch
         self._functions = FUNCTIONS if swap else SPELLED
-        self._special = {*self._functions, *corrected.CORRECTED, torch.autograd.grad}
+        self._special = {*self._functions, *CORRECTED, torch.autograd.grad}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -116,7 +206,7 @@ class ClosedForms(TorchFunctionMode):
     def _ours(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, recomputed: bool
     ) -> Any:
-        right = corrected.CORRECTED.get(func)
+        right = CORRECTED.get(func)
         if recomputed:
             if func is torch._weight_norm or kwargs.get("options"):
                 raise RunError(
@@ -176,7 +266,7 @@ def spell_weight_norms(model: nn.Module) -> None:
 
 
 def _weight_of(dim: int, length: Tensor, direction: Tensor) -> Tensor:
-    return corrected.weight_norm(direction, length, dim)
+    return weight_norm(direction, length, dim)
 
 
 def _activation(

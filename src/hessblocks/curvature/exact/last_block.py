@@ -1,7 +1,7 @@
 """Exact Hessian of the last attention of a real model, in closed form.
 
 The layers after the last attention act on each token separately. They enter the closed form only by
-three quantities per token: g, Λ_o and Λ_f (see `behind_attention`).
+three quantities per token: g, Λ_o and Λ_f (see `tail`).
 
 Letters: B sequences, L tokens.
 """
@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature import last_layer
-from hessblocks.curvature.exact.behind_attention import TokenDerivatives, token_derivatives
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.exact.input_norm import InputNorm, widened
-from hessblocks.curvature.exact.tail import TokenTail
+from hessblocks.curvature.exact.tail import TokenDerivatives, TokenTail, token_derivatives
 from hessblocks.curvature.exact.unembedding import SeenLoss
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.losses import Batch, causal_targets, check_task, given_labels, unpack

@@ -1,14 +1,20 @@
-"""Differentiate the network after the last attention by its parameters, for each token.
+"""Differentiate the network after the last attention, which acts on each token separately.
 
-A *site* is a place in a token's network where a vector δ can be added: the output of the attention,
-the output z = Wᵀ x of a linear layer, or a parameter (gains and biases of norms, gains of
-branches). All derivatives here are by δ. Let δ_s be added at site s, h be the final hidden state
-and u = ∂ℓ/∂h. Then
+The derivatives by the attention's output are the Gauss-Newton split with the logits as network
+output. Let a be that output at one token, h(a) the token's final hidden state, f = W h + b its
+logits and ℓ its term of the loss. Then
+    g = Jᵀ r, Λ_o = Jᵀ H_ℓ J, Λ_f = Σ_c r_c ∇²f_c, with J = ∂f/∂a, r = ∂ℓ/∂f, H_ℓ = ∂²ℓ/∂f².
+The logits are linear in h, so that Λ_f = Σ_d (Wᵀ r)_d ∇²h_d needs no second derivatives of logits.
+
+The derivatives by the network's parameters are taken at sites. A *site* is a place in a token's
+network where a vector δ can be added: the output of the attention, the output z = Wᵀ x of a linear
+layer, or a parameter (gains and biases of norms, gains of branches). All derivatives here are by δ.
+Let δ_s be added at site s, h be the final hidden state and u = ∂ℓ/∂h. Then
     M_s = ∂h/∂δ_s, F_st = ∂²(u·h)/∂δ_s∂δ_t, X_ts = ∂x_t/∂δ_s (x_t the input of the layer at t).
 A change ΔW of a linear layer adds ΔWᵀ x to its output. Since x depends on δ_s, X_ts enters H_f.
 
-Letters: N tokens, Q positions of a sequence, D width, P inputs of a linear layer, S and T
-sizes of two sites.
+Letters: N tokens (for g, Λ_o and Λ_f those with a label), Q positions of a sequence, D width, C
+classes, P inputs of a linear layer, S and T sizes of two sites.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +25,122 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, vmap
+from torch.func import functional_call, grad, jacrev, vjp, vmap
 from transformers.pytorch_utils import Conv1D
 
-from hessblocks.curvature.last_layer import LastAttention, check_linear, uncovered, undisturbed
+from hessblocks.curvature.exact.unembedding import SeenLoss
+from hessblocks.curvature.last_layer import (
+    HiddenNetwork,
+    LastAttention,
+    check_linear,
+    uncovered,
+    undisturbed,
+)
 from hessblocks.curvature.model_state import Form, checksums, form_of
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import chunks
+from hessblocks.theory import TokenCurvature
+
+_AT_ONCE = 1 << 21
+"""Entries of Jacobians per batch; larger batches leave the cache and are slower (GPT-2 small:
+5 %)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenDerivatives:
+    """Derivatives of the loss by the attention output of each token."""
+
+    gradient: Float[Tensor, "N D"]
+    """g, the gradient of the loss."""
+    outer: TokenCurvature
+    """Λ_o: a factor of C rows if C < D, else (D, D) matrices."""
+    functional: TokenCurvature | None
+    """Λ_f, the Hessian of the network after the attention, weighted by the loss gradient; None if
+    it is zero, as for ReLU without norms."""
+    hidden: Float[Tensor, "N D"]
+    """Output of our network, which the caller compares with the model's."""
+
+
+def token_derivatives(
+    network: HiddenNetwork,
+    attended: Float[Tensor, "N D"],
+    x: Float[Tensor, "N state"],
+    loss: SeenLoss,
+) -> TokenDerivatives:
+    """Differentiate Σ_n ω_n · cross-entropy(logits(network(attended_n, x_n)), labels_n).
+
+    Args:
+        network: network of one token.
+        attended: outputs of the attention.
+        x: inputs of the layer.
+        loss: loss as a function of the network's outputs; its memory limit bounds intermediate
+            results, without the returned tensors.
+
+    Returns:
+        g, Λ_o and Λ_f of each token.
+
+    Cost: min(C, D) passes of the network per token for J, and about D gradient passes for Λ_f
+        unless it is zero; N C D² multiplications for the curvature by h if C ≥ D. Memory: N D²
+        numbers for each of Λ_o and Λ_f.
+    """
+    with torch.no_grad():
+        gradient, outer, hidden = _first(network, attended, x, loss)
+        functional = _functional(network, attended, x, loss)
+    return TokenDerivatives(gradient=gradient, outer=outer, functional=functional, hidden=hidden)
+
+
+def _first(
+    network: HiddenNetwork, attended: Tensor, x: Tensor, loss: SeenLoss
+) -> tuple[Tensor, TokenCurvature, Tensor]:
+    """Compute Λ_o from the Jacobian of the logits (C rows) or of h (D rows), whichever is smaller.
+
+    Returns:
+        g, Λ_o (as a factor if C < D) and h of each token.
+    """
+    few, width = loss.few_classes, attended.shape[-1]
+    # W or the identity for all tokens: vmap runs linear layers at the end once, not per token
+    rows = loss.weight if few else torch.eye(width).to(attended)
+    slopes = loss.residual if few else loss.gradient
+    outer = attended.new_empty(len(attended), len(rows), width) if few else loss.curvature()
+
+    def jacobian_of(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        out, pull, *_ = vjp(lambda point: network(point, x), a)
+        return vmap(pull)(rows)[0], out
+
+    gradient, hidden = torch.empty_like(attended), torch.empty_like(attended)
+    for chunk in chunks(len(attended), _together(attended, loss.memory_limit)):
+        J, hidden[chunk] = vmap(jacobian_of)(attended[chunk], x[chunk])
+        gradient[chunk] = (slopes[chunk, None] @ J)[:, 0]
+        outer[chunk] = loss.root(J, chunk) if few else J.mT @ outer[chunk] @ J
+    if few:
+        return gradient, TokenCurvature(factor=outer), hidden
+    return gradient, TokenCurvature(matrix=outer, positive_semidefinite=True), hidden
+
+
+def _functional(
+    network: HiddenNetwork, attended: Tensor, x: Tensor, loss: SeenLoss
+) -> TokenCurvature | None:
+    """Compute Λ_f of every token; None if its product with a generic vector is 0 everywhere."""
+    gradient = grad(lambda a, u, x: (u * network(a, x)).sum())
+
+    def times(direction: Tensor, a: Tensor, u: Tensor, x: Tensor) -> Any:
+        return vjp(lambda point: gradient(point, u, x), a)[1](direction)[0]
+
+    pulled, step = loss.gradient, _together(attended, loss.memory_limit)
+    generic = torch.arange(1, attended.shape[-1] + 1).to(attended).sqrt().sin().expand_as(attended)
+    if not vmap(times, chunk_size=step)(generic, attended, pulled, x).any():
+        return None
+    matrix = attended.new_empty(*attended.shape, attended.shape[-1])
+    for chunk in chunks(len(attended), step):  # jacrev: forward mode is wrong for torch layer norm
+        matrix[chunk] = vmap(jacrev(gradient))(attended[chunk], pulled[chunk], x[chunk])
+    return TokenCurvature(matrix=matrix)
+
+
+def _together(attended: Tensor, memory_limit: int) -> int:
+    """Count the tokens per batch; hidden layers take most of the memory, twice as much for Λ_f."""
+    square = attended.shape[-1] ** 2
+    return max(1, min(memory_limit // (32 * square * attended.element_size()), _AT_ONCE // square))
+
 
 ATTENTION = "attention"
 """Name of the site at the output of the attention."""
@@ -53,11 +168,7 @@ class TokenTail:
     """Network of one token after the last attention, with its derivatives by all sites."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        last: LastAttention,
-        positions: Int[Tensor, " Q"],
-        memory_limit: int,
+        self, model: nn.Module, last: LastAttention, positions: Int[Tensor, " Q"], memory_limit: int
     ) -> None:
         """Find the parameters; nothing is differentiated yet.
 

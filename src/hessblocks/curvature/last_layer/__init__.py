@@ -3,9 +3,10 @@
 from hessblocks.curvature.last_layer.forward_pass import HiddenNetwork, LastAttention
 from hessblocks.curvature.last_layer.last_attention import last_attention
 from hessblocks.curvature.last_layer.supported import (
+    ROLES,
     check_linear,
     check_model,
+    output_layer,
     uncovered,
     undisturbed,
 )
-from hessblocks.curvature.last_layer.weights import ROLES, output_layer

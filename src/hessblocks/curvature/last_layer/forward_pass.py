@@ -15,8 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hessblocks.curvature.last_layer.supported import ELSEWHERE, uncovered
-from hessblocks.curvature.last_layer.weights import LastModules, output_layer
+from hessblocks.curvature.last_layer.supported import (
+    ELSEWHERE,
+    LastModules,
+    output_layer,
+    uncovered,
+)
 from hessblocks.curvature.losses import Batch
 from hessblocks.errors import ArgumentError
 from hessblocks.theory import AttentionLayer

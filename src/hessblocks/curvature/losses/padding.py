@@ -97,10 +97,7 @@ class TextPositions:
 
     @torch.no_grad()
     def _decide(
-        self,
-        batch: Batch,
-        mask: Shaped[Tensor, "rows tokens"],
-        outputs: Callable[[Batch], Tensor],
+        self, batch: Batch, mask: Shaped[Tensor, "rows tokens"], outputs: Callable[[Batch], Tensor]
     ) -> bool:
         """Compare the most padded row with its text without padding; warn if no way agrees."""
         number = int(_padding(mask).argmax())

@@ -2,8 +2,4 @@
 
 from hessblocks.curvature.model_state.form import Form, checksums, form_of
 from hessblocks.curvature.model_state.usable import check_contexts, check_parameters
-from hessblocks.curvature.model_state.write_protection import (
-    evaluation_mode,
-    exclusive,
-    unwritten,
-)
+from hessblocks.curvature.model_state.write_protection import evaluation_mode, exclusive, unwritten

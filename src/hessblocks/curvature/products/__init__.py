@@ -2,17 +2,16 @@
 
 from hessblocks.curvature.products.calling import AuxiliaryLossWarning
 from hessblocks.curvature.products.derivatives import (
-    Compared,
     DerivativeWarning,
     check_guard,
     compare_derivatives,
 )
+from hessblocks.curvature.products.distributed import LocalEntries, gradients
 from hessblocks.curvature.products.forward import (
     AttentionBackendWarning,
     differentiable_once,
     uncompiled,
 )
-from hessblocks.curvature.products.fully_sharded import LocalEntries, gradients
 from hessblocks.curvature.products.operators import (
     CurvatureOperator,
     Functional,
@@ -29,6 +28,5 @@ from hessblocks.curvature.products.totals import (
     PrecisionWarning,
     say_precision,
     squared_products,
-    total_products,
 )
 from hessblocks.curvature.witness import readable_errors

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from functools import partial
@@ -28,7 +28,7 @@ from hessblocks.curvature import closed
 from hessblocks.curvature.losses import Batch, LogitsUsed, defer_logits
 from hessblocks.curvature.model_state import evaluation_mode, exclusive
 from hessblocks.curvature.products.calling import ForwardCall
-from hessblocks.curvature.products.fully_sharded import WHOLE, in_evaluation_mode
+from hessblocks.curvature.products.distributed import WHOLE, in_evaluation_mode
 from hessblocks.errors import ArgumentError
 
 Parameters = Mapping[str, Float[Tensor, "..."]]
@@ -192,8 +192,9 @@ class Forward:
         """Call the model once; return its outputs in a tuple, or None to repeat the call."""
         mode = self._mode
         swap = mode is not Mode.AUTOGRAD
+        state = partial(differentiable, closed_forms=swap) if twice else differentiable_once
         try:
-            with exclusive(self._model), self._state(swap, twice=twice)(self._model) as watch:
+            with exclusive(self._model), state(self._model) as watch:
                 watch.alone = self.alone
                 put_in(self._model, parameters)
                 if twice and by_rows and mode is Mode.LAZY_LOGITS:
@@ -210,13 +211,6 @@ class Forward:
 
     def _raise_mode(self, mode: Mode) -> None:
         self._mode = max(self._mode, mode)
-
-    @staticmethod
-    def _state(
-        swap: bool, *, twice: bool
-    ) -> Callable[[nn.Module], AbstractContextManager[closed.Watch]]:
-        """Return the context manager in which a forward pass runs."""
-        return partial(differentiable, closed_forms=swap) if twice else differentiable_once
 
     def backward(self) -> AbstractContextManager[object]:
         """Enter the state in which to differentiate `outputs`, for checkpointed parts."""

@@ -70,31 +70,18 @@ class CurvatureOperator(LinearOperator):
         check_group(problem, rows, names[0])
         if columns is not rows:
             check_group(problem, columns, names[1])
-        self._problem, self._rows, self._columns = problem, rows, columns
-        like = problem.parameters[self._columns.parameters[0]]
-        square = self._rows == self._columns
+        self.problem = problem
+        """Model, batches and loss."""
+        self.rows, self.columns = rows, columns
+        """Groups of the rows and of the columns."""
+        like, square = problem.parameters[columns.parameters[0]], rows == columns
         super().__init__(
-            (self._rows.size, self._columns.size),
+            (rows.size, columns.size),
             dtype=like.dtype,
             device=like.device,
             symmetric=square,
             positive_semidefinite=square and self.part == "outer" and is_convex(problem.loss),
         )
-
-    @property
-    def problem(self) -> Problem:
-        """Model, batches and loss."""
-        return self._problem
-
-    @property
-    def rows(self) -> ParameterGroup:
-        """Group of the rows."""
-        return self._rows
-
-    @property
-    def columns(self) -> ParameterGroup:
-        """Group of the columns."""
-        return self._columns
 
     def named_tensors(self, vector: Float[Tensor, " N"]) -> dict[str, Float[Tensor, "..."]]:
         """Reshape a vector, such as an eigenvector, into tensors by parameter name.
@@ -115,9 +102,9 @@ class CurvatureOperator(LinearOperator):
                 f"{tuple(getattr(vector, 'shape', ())) or type(vector).__name__}; of several take "
                 "vectors[:, 0]"
             )
-        named = dict(self._problem.model.named_parameters())
-        like = {n: vector.new_empty(()).expand(named[n].shape) for n in self._columns.parameters}
-        return {name: rows[0] for name, rows in self._columns.scatter(vector[None], like).items()}
+        named = dict(self.problem.model.named_parameters())
+        like = {n: vector.new_empty(()).expand(named[n].shape) for n in self.columns.parameters}
+        return {name: rows[0] for name, rows in self.columns.scatter(vector[None], like).items()}
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -126,24 +113,24 @@ class CurvatureOperator(LinearOperator):
         Raises:
             ArgumentError: see `Problem.kept`.
         """
-        with self._problem.kept():
+        with self.problem.kept():
             yield
 
     def _tensors(self) -> Any:
-        return tuple([view.shape for view in g.views] for g in (self._columns, self._rows))
+        return tuple([view.shape for view in g.views] for g in (self.columns, self.rows))
 
     def _matmat(self, columns: Tensor) -> Tensor:
-        return self._apply(columns, self._rows, self._columns)
+        return self._apply(columns, self.rows, self.columns)
 
     def _rmatmat(self, columns: Tensor) -> Tensor:
-        return self._apply(columns, self._columns, self._rows)
+        return self._apply(columns, self.columns, self.rows)
 
     def _apply(self, columns: Tensor, into: ParameterGroup, out_of: ParameterGroup) -> Tensor:
         # the caller may have frozen parameters since the operator was made
         for group in (into,) if into is out_of else (into, out_of):
-            check_group(self._problem, group)
+            check_group(self.problem, group)
         block = HessianBlock(rows=into, columns=out_of, parts=[self.part])
-        return total_products(self._problem, columns.T, block)[self.part].T
+        return total_products(self.problem, columns.T, block)[self.part].T
 
 
 class Hessian(CurvatureOperator):

@@ -20,15 +20,17 @@ from torch import Tensor, nn
 from hessblocks.curvature import losses, model_state
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products.calling import Params, as_module, logits_of
-from hessblocks.curvature.products.distributed import all_reduce, check_processes_agree, processes
-from hessblocks.curvature.products.forward import Forward
-from hessblocks.curvature.products.fully_sharded import (
+from hessblocks.curvature.products.distributed import (
     WHOLE,
     GatheredParameters,
+    all_reduce,
+    check_processes_agree,
     is_sharded,
     local_rows,
+    processes,
     rows_like,
 )
+from hessblocks.curvature.products.forward import Forward
 from hessblocks.curvature.products.passes import PassPlan, make_plan
 from hessblocks.curvature.products.repeatability import notice_randomness
 from hessblocks.curvature.witness import readable_errors

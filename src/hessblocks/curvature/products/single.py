@@ -106,7 +106,8 @@ def _random_states(device: torch.device) -> list[object]:
     states = [torch.get_rng_state()]
     if device.type != "cpu":
         states.append(torch.get_device_module(device).get_rng_state(device))
-    _, keys, position, *_ = np.random.get_state()
+    state_of_numpy: Any = np.random.get_state()
+    _, keys, position, *_ = state_of_numpy
     in_torch = [state.numpy().tobytes() for state in states]
     return [*in_torch, keys.tobytes(), position]
 
@@ -118,10 +119,6 @@ def _check(problem: Any, graph: "BatchGraph | ForwardMode") -> None:
     if reached.functions or missing or reached.casts:
         raise Unplanned
     check_bypass(problem.model, reached)
-
-
-def _compare(readout: Readout, again: Tensor) -> None:
-    check_same(Readout(readout.hidden.detach()), Readout(again))
 
 
 class ForwardMode:
@@ -157,7 +154,7 @@ class ForwardMode:
             self._problem.pushes = False  # some operation has no forward mode
             graph = BatchGraph(self._problem, self._batch, self._names, plan=self._plan)
             return graph.split(vectors, rows, parts)
-        _compare(self.readout, logits)
+        check_same(Readout(self.readout.hidden.detach()), Readout(logits))
         derivatives = self._loss.derivatives(self.readout.hidden.detach(), 1 / self._problem.valid)
         self._problem.check_finite(derivatives.total, self._batch)
         if pushed is None:

@@ -179,11 +179,16 @@ def _add_up(
     if planned and not problem.plan.passes:
         total.zero_()
     try:
+        graphs: Iterable[BatchGraph | ForwardMode]
         if planned:
             names = {*block.rows.parameters, *block.columns.parameters}
             check_guard(problem, problem.plan.guard, names)
-        graphs = _graphs if planned else whole_graphs
-        for number, graph in enumerate(graphs(problem, involved, block.parts)):
+            split = list(block.parts) != ["full"]  # only H_o and H_f need a constant r
+            fresh = (BatchGraph(problem, b, involved, split=split) for b in problem.plan.passes)
+            graphs = problem.graphs((involved, split), fresh)
+        else:
+            graphs = whole_graphs(problem, involved, block.parts)
+        for number, graph in enumerate(graphs):
             _collect(total, graph, vectors.contiguous(), block, add=number > 0)
     except Exception:
         problem.processes.fail(total)
@@ -192,19 +197,6 @@ def _add_up(
     products = dict(zip(block.parts, total.to(vectors.dtype), strict=True))
     check_products(vectors, block.rows, products)
     return products
-
-
-def _graphs(
-    problem: Problem, names: tuple[str, ...], parts: Sequence[Part]
-) -> Iterable[BatchGraph]:
-    """Return the graph of each microbatch.
-
-    Inside of `kept` they are cached, if the plan allows, until other parameters or parts are
-    needed. Otherwise one graph at a time is in memory.
-    """
-    split = list(parts) != ["full"]  # only H_o and H_f need a constant r
-    fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)
-    return problem.graphs((names, split), fresh)
 
 
 def _collect(

@@ -219,13 +219,7 @@ def _best(history: Sequence[Agreement]) -> Agreement:
 
 
 def _at_step(
-    at: At,
-    parameters: ByName,
-    along: ByName,
-    step: float,
-    *,
-    gradients: bool,
-    eps: float,
+    at: At, parameters: ByName, along: ByName, step: float, *, gradients: bool, eps: float
 ) -> Differences:
     single, largest = _difference(at, parameters, along, step, gradients=gradients)
     double, _ = _difference(at, parameters, along, 2 * step, gradients=gradients)

@@ -1,11 +1,6 @@
 """Randomised estimators of norm, trace (Hutchinson, XTrace) and diagonal, with errors."""
 
-from hessblocks.linalg.estimators.estimates import (
-    DiagonalEstimate,
-    Eigenvalues,
-    Estimate,
-    Method,
-)
+from hessblocks.linalg.estimators.estimates import DiagonalEstimate, Eigenvalues, Estimate, Method
 from hessblocks.linalg.estimators.hutchinson import (
     FEWEST_PROBES,
     diagonal,

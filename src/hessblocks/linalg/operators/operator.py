@@ -309,8 +309,7 @@ class CombinedOperator(LinearOperator):
     def _tensors(self) -> tuple[Shapes, Shapes]:
         """Return the shapes of the term with most tensors; an identity has only a flat vector."""
         return max(
-            (term._tensors() for _, term in self.terms),
-            key=lambda shapes: sum(map(len, shapes[0])),
+            (term._tensors() for _, term in self.terms), key=lambda shapes: sum(map(len, shapes[0]))
         )
 
     def _added(self, products: Iterable[Tensor]) -> Tensor:
