@@ -47,8 +47,8 @@ def _asked_before(out: Path) -> dict[str, Any]:
         raise ArgumentError(
             f"--out: {out} holds what another command wrote; choose another folder."
         )
-    found: dict[str, Any] = config["studies"]
-    return found
+    studies: dict[str, Any] = config["studies"]
+    return studies
 
 
 def is_study_folder(folder: AnyPath) -> bool:
@@ -66,7 +66,7 @@ def is_study_folder(folder: AnyPath) -> bool:
     try:
         return any(map(_is_one_study, places)) or "studies" in _config(folder)
     except RunError:
-        if any((place / engine.POINTS).exists() for place in places):
+        if any((path / engine.POINTS).exists() for path in places):
             raise
         return False  # a damaged file belongs to another command
 
@@ -98,14 +98,14 @@ def refreshed(folder: AnyPath) -> Iterator[None]:
 
 
 def _refresh(folder: Path, store: engine.Store) -> None:
-    if not (asked := _asked(folder)):
+    if not (request := _asked(folder)):
         return
-    if older := _of_older_revisions(store, *asked):
+    if older := _of_older_revisions(store, *request):
         warnings.warn(
             f"{folder / engine.POINTS} {older}; its tables stay as they are", stacklevel=4
         )
         return
-    study, points = asked
+    study, points = request
     engine.write_outputs(study, engine.grown(study, points, store), store)
 
 
@@ -116,10 +116,10 @@ def _of_older_revisions(
     if not len(store) or len(engine.Stored.of(store, points).missing) < len(points):
         return ""
     keys = [storage.parse_json(key) for key in store]
-    found = {key.get("revision") for key in keys if key["study"] == study.name}
-    if not found or study.revision in found:
+    revisions = {key.get("revision") for key in keys if key["study"] == study.name}
+    if not revisions or study.revision in revisions:
         return ""
-    others = ", ".join(map(str, sorted(found, key=str)))
+    others = ", ".join(map(str, sorted(revisions, key=str)))
     return (
         f"is of revision {others} of {study.name}, this version measures revision {study.revision}"
     )
@@ -153,8 +153,8 @@ def _config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = storage.parse_json(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
+        config = storage.parse_json(path.read_text(encoding="utf-8"))
+        return config if isinstance(config, dict) else {}
     except ValueError as error:
         raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
 

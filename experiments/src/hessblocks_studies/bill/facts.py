@@ -34,7 +34,7 @@ def summarise(rows: Rows) -> Summary:
         "joint standard errors. Below, the KL of a mean of 3 bits shared out by each score.",
         [panel for panel in (*_panels(single), *_bits_panels(together)) if panel.shown],
         checks,
-        near=[_line(own, some) for own, some in _alike(single).items()],
+        near=[_line(kind, members) for kind, members in _alike(single).items()],
         ranks=list(_ranks(single)),
         allocation=[{name: row.get(name) for name in _TOGETHER} for row in together],
     )
@@ -47,11 +47,11 @@ Alike = tuple[str, str, str]
 
 def _alike(rows: Rows) -> dict[Alike, list[Mapping[str, Any]]]:
     """Group rows with a KL above 0: {(subject, text, change): rows}."""
-    found: dict[Alike, list[Mapping[str, Any]]] = {}
+    groups: dict[Alike, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["kl"] > 0:
-            found.setdefault((row["subject"], row["text"], row["how"]), []).append(row)
-    return found
+            groups.setdefault((row["subject"], row["text"], row["how"]), []).append(row)
+    return groups
 
 
 def near(rows: Rows) -> float:
@@ -76,11 +76,11 @@ def _trusted(rows: Rows) -> list[Mapping[str, Any]]:
     return [row for row in rows if not row.get("outside")]
 
 
-def _line(own: Alike, rows: Rows) -> dict[str, object]:
+def _line(kind: Alike, rows: Rows) -> dict[str, object]:
     """Summarise all changes of one kind, including those outside the quadratic regime."""
     ratios = [row["forecast"] / row["kl"] for row in rows]
     return {
-        **dict(zip(("subject", "text", "how"), own, strict=True)),
+        **dict(zip(("subject", "text", "how"), kind, strict=True)),
         "changes": len(rows),
         "outside": len(rows) - len(_trusted(rows)),
         "near": near(rows),
@@ -97,22 +97,22 @@ def _near_checks(rows: Rows) -> Iterator[Check]:
     for (subject, text, how), every in _alike(rows).items():
         if text != points.OTHER:
             continue
-        some = _trusted(every)
-        left = f", {len(every) - len(some)} outside" if len(some) < len(every) else ""
+        trusted = _trusted(every)
+        left = f", {len(every) - len(trusted)} outside" if len(trusted) < len(every) else ""
         about = f"{subject}, {how}"
-        if not some:
+        if not trusted:
             continue
-        share, middle = near(some), median(row["forecast"] / row["kl"] for row in some)
+        share, middle = near(trusted), median(row["forecast"] / row["kl"] for row in trusted)
         yield _judged(
-            some,
+            trusted,
             f"{about}: forecasts within {NEAR[0]:g} to {NEAR[1]:g} of the measured KL",
             f"at least {SHARE:.0%}",
-            f"{share:.0%} of {len(some)}{left}; {middle:.3g} in the middle",
+            f"{share:.0%} of {len(trusted)}{left}; {middle:.3g} in the middle",
             share >= SHARE,
         )
-        within = {errors: covered(some, errors) for errors in COVERED}
+        within = {errors: covered(trusted, errors) for errors in COVERED}
         yield _judged(
-            some,
+            trusted,
             f"{about}: forecasts within 1, 2, 3 joint errors",
             "at least " + ", ".join(f"{share:.0%}" for share in COVERED.values()),
             ", ".join(f"{share:.0%}" for share in within.values()),
@@ -130,22 +130,22 @@ def _judged(rows: Rows, fact: str, expected: str, ours: str, holds: bool) -> Che
 
 
 def _bits_checks(rows: Rows) -> Iterator[Check]:
-    other = [row for row in rows if row["text"] == points.OTHER]
-    for subject, kl in shared.nested(other, "subject", "how", value="kl").items():
+    judged = [row for row in rows if row["text"] == points.OTHER]
+    for subject, kl in shared.nested(judged, "subject", "how", value="kl").items():
         if not {points.FORECAST, points.UNIFORM, *scores.PEERS} <= kl.keys():
             continue
-        own = [row for row in rows if row["subject"] == subject]
+        rows_here = [row for row in rows if row["subject"] == subject]
         ours, uniform = kl[points.FORECAST], kl[points.UNIFORM]
         best = min(scores.PEERS, key=kl.__getitem__)
         yield _judged(
-            own,
+            rows_here,
             f"{subject}: KL of {points.BITS} bits shared out by the forecast, over uniform bits",
             f"at most {SAVED:g}",
             f"{ours / uniform:.2f}: {ours:.3g} against {uniform:.3g} nats",
             ours <= SAVED * uniform,
         )
         yield _judged(
-            own,
+            rows_here,
             f"{subject}: the same over the best peer's",
             f"at most {LEVEL:g}",
             f"{ours / kl[best]:.3f}: {ours:.3g} against {kl[best]:.3g} of {best}",
@@ -155,18 +155,18 @@ def _bits_checks(rows: Rows) -> Iterator[Check]:
 
 def _ranks(rows: Rows) -> Iterator[dict[str, object]]:
     """Compute Spearman's correlation with the KL at 3 bits, between the ends."""
-    for (subject, text, how), some in _alike(rows).items():
-        ranked = all(peer in row for peer in scores.PEERS for row in some)
-        if how == f"{points.BITS} bits" and len(some) > 2 and ranked:
-            kl = [row["kl"] for row in some]
+    for (subject, text, how), members in _alike(rows).items():
+        ranked = all(peer in row for peer in scores.PEERS for row in members)
+        if how == f"{points.BITS} bits" and len(members) > 2 and ranked:
+            kl = [row["kl"] for row in members]
             for score in (points.FORECAST, "diagonal", "full", *scores.PEERS):
-                found = stats.spearmanr([row[score] for row in some], kl).statistic
-                yield {"subject": subject, "text": text, "score": score, "spearman": float(found)}
+                rank = stats.spearmanr([row[score] for row in members], kl).statistic
+                yield {"subject": subject, "text": text, "score": score, "spearman": float(rank)}
 
 
 def _panels(rows: Rows) -> Iterator[Panel]:
     by_subject: dict[str, dict[str, Sequence[shared.Place]]] = {}
-    for (subject, text, how), some in _alike(rows).items():
+    for (subject, text, how), members in _alike(rows).items():
         if text == points.OTHER:
             by_subject.setdefault(subject, {})[how] = [
                 (
@@ -174,7 +174,7 @@ def _panels(rows: Rows) -> Iterator[Panel]:
                     row["kl"],
                     float(np.hypot(row["kl_error"], row["forecast_error"])),
                 )
-                for row in some
+                for row in members
                 if row["forecast"] > 0
             ]
     for subject, curves in by_subject.items():
@@ -185,11 +185,11 @@ def _panels(rows: Rows) -> Iterator[Panel]:
 def _bits_panels(rows: Rows) -> Iterator[Panel]:
     hows = (points.UNIFORM, *scores.PEERS, points.FORECAST)
     for subject in dict.fromkeys(row["subject"] for row in rows):
-        own = [row for row in rows if row["subject"] == subject]
+        rows_here = [row for row in rows if row["subject"] == subject]
         curves = {
             text: [
                 (float(hows.index(row["how"])), row["kl"], row["kl_error"])
-                for row in own
+                for row in rows_here
                 if row["text"] == text
             ]
             for text in points.TEXTS

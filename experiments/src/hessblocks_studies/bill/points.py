@@ -162,9 +162,11 @@ def _smollm2() -> Subject:
     prose, code = _prose(), _code()
     half = len(prose) // 2
     texts = {SAME: prose[:half], OTHER: prose[half:], FOREIGN: code}
-    edits = [hb.rounded(bits=bits, symmetric=own) for bits in (3, 4) for own in (True, False)]
-    found = {name: encoded(tokenizer, [text]) for name, text in texts.items()}
-    return Subject(model=model, texts=found, edits=edits)
+    edits = [
+        hb.rounded(bits=bits, symmetric=symmetric) for bits in (3, 4) for symmetric in (True, False)
+    ]
+    tokens = {name: encoded(tokenizer, [text]) for name, text in texts.items()}
+    return Subject(model=model, texts=tokens, edits=edits)
 
 
 def _prose() -> str:
@@ -177,18 +179,18 @@ def _code() -> str:
 
 def _trained_here(name: str, size: TextSize) -> Subject:
     corpus = shared.text_of(size)
-    (model, loss), (other, _) = (_run(name, size, seed) for seed in (SEED, SEED + 1))
-    held = corpus.splits["validation"]
-    half = len(held) // 2
+    (model, loss), (merged_in, _) = (_run(name, size, seed) for seed in (SEED, SEED + 1))
+    held_out = corpus.splits["validation"]
+    half = len(held_out) // 2
     prose = np.asarray(corpus.tokenizer.encode(_prose()).ids)
     edits = [hb.rounded(bits=bits) for bits in range(2, 9)]
     edits += [hb.pruned(share=share) for share in PRUNED]
-    edits += [hb.merged(other, weight=weight) for weight in MERGED]
-    tokens = torch.as_tensor(np.asarray(held[: half // size.context * size.context], dtype=int))
+    edits += [hb.merged(merged_in, weight=weight) for weight in MERGED]
+    tokens = torch.as_tensor(np.asarray(held_out[: half // size.context * size.context], dtype=int))
     table = BigramTable(corpus.splits["train"], corpus.vocab_size)
     return Subject(
         model=model,
-        texts={SAME: held[:half], OTHER: held[half:], FOREIGN: prose},
+        texts={SAME: held_out[:half], OTHER: held_out[half:], FOREIGN: prose},
         edits=edits,
         loss=loss,
         table=table.loss(tokens.view(-1, size.context)),
@@ -197,24 +199,24 @@ def _trained_here(name: str, size: TextSize) -> Subject:
 
 def _run(name: str, size: TextSize, seed: int) -> tuple[PreTrainedModel, float]:
     std = None if name == shared.GPT2 else shared.best_start(name, size.width)
-    own = shared.TrainedSettings(
+    settings = shared.TrainedSettings(
         study="bill", variant=name, seed=seed, size=size, embedding_std=std
     )
     torch.manual_seed(seed)
-    model = shared.make_model(own)
+    model = shared.make_model(settings)
     corpus = shared.text_of(size)
-    shared.train(model, shared.run_settings(own), corpus)
+    shared.train(model, shared.run_settings(settings), corpus)
     return model.eval(), shared.whole_loss(model, corpus.windows("validation", size.context))
 
 
 def rounds_of(places: Sequence[str]) -> list[list[str]]:
     """Divide matrices into rounds with one matrix per role; the layers of a role are permuted."""
     roles: dict[str, list[str]] = {}
-    for place in places:
-        roles.setdefault(re.sub(r"\.\d+\.", ".", place), []).append(place)
+    for matrix in places:
+        roles.setdefault(re.sub(r"\.\d+\.", ".", matrix), []).append(matrix)
     generator = np.random.default_rng(SEED)
-    mixed = [[own[i] for i in generator.permutation(len(own))] for own in roles.values()]
-    return [[own[n] for own in mixed if n < len(own)] for n in range(max(map(len, mixed)))]
+    mixed = [[layers[i] for i in generator.permutation(len(layers))] for layers in roles.values()]
+    return [[layers[n] for layers in mixed if n < len(layers)] for n in range(max(map(len, mixed)))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,8 +241,8 @@ def _forecast(settings: BillSettings) -> Forecast:
     elif settings.size is None:
         rounds = rounds_of(list(layers))[: settings.parts]
     every = hb.change_each(subject.model, *edits)
-    parts = [[c.name for c in every.values() if c.place in own] for own in rounds]
-    chosen: dict[str, Any] = {name: every[name] for own in parts for name in own}
+    parts = [[c.name for c in every.values() if c.place in matrices] for matrices in rounds]
+    chosen: dict[str, Any] = {name: every[name] for matrices in parts for name in matrices}
     tokens = subject.windows(SAME, settings.sequences, settings.tokens)
     problem = hb.Problem(
         subject.model, {"input_ids": tokens}, loss="causal-lm", memory_limit=MEMORY
@@ -251,7 +253,7 @@ def _forecast(settings: BillSettings) -> Forecast:
         rounding = [change for change in rounding if change.how == ranked]
     traced = scores.trace_changes(list(dict.fromkeys(change.place for change in rounding)))
     bill = hb.price(problem, chosen | traced, samples=settings.sequences, seed=SEED)
-    traces = {place: 2 * bill[name].diagonal.value for name in traced for place in traced[name]}
+    traces = {matrix: 2 * bill[name].diagonal.value for name in traced for matrix in traced[name]}
     return Forecast(
         bill=bill,
         parts=parts,
@@ -264,54 +266,54 @@ def measure(settings: BillSettings) -> list[Row]:
     subject = subject_of(settings.subject, settings.size)
     forecast = _forecast(replace(settings, text=SAME, part=0))
     tokens = subject.windows(settings.text, settings.held_out, settings.tokens)
-    held = {"input_ids": tokens}
+    judging = {"input_ids": tokens}
     phase = _single if settings.phase == SINGLE else _together
     with ExitStack() as stack:
         if settings.size is None:
             stack.enter_context(kept_layers(subject.model.model.layers))
-        rows = list(phase(forecast, settings.part, held))
-    own: Row = {"study": "bill", "subject": settings.subject, "text": settings.text}
-    own |= {"phase": settings.phase, "part": settings.part}
+        rows = list(phase(forecast, settings.part, judging))
+    columns: Row = {"study": "bill", "subject": settings.subject, "text": settings.text}
+    columns |= {"phase": settings.phase, "part": settings.part}
     if subject.loss is not None:
-        own |= {"loss": subject.loss, shared.BIGRAMS: subject.table}
-    return [{**own, **row} for row in rows]
+        columns |= {"loss": subject.loss, shared.BIGRAMS: subject.table}
+    return [{**columns, **row} for row in rows]
 
 
-def _single(forecast: Forecast, part: int, held: Mapping[str, Tensor]) -> Iterator[Row]:
+def _single(forecast: Forecast, part: int, judging: Mapping[str, Tensor]) -> Iterator[Row]:
     names = forecast.parts[part]
-    check = forecast.bill.check(names, held)
-    for price, found in zip(check.forecasts, check.measured, strict=True):
+    check = forecast.bill.check(names, judging)
+    for price, measured in zip(check.forecasts, check.measured, strict=True):
         (row,) = price.to_rows()
-        kept = ("place", "how", "bits", "forecast", "forecast_error", "diagonal", "full")
+        columns = ("place", "how", "bits", "forecast", "forecast_error", "diagonal", "full")
         yield {
-            **{name: row[name] for name in (*kept, "full_error", "relative_size", "outside")},
-            "kl": found.value,
-            "kl_error": found.standard_error,
+            **{name: row[name] for name in (*columns, "full_error", "relative_size", "outside")},
+            "kl": measured.value,
+            "kl_error": measured.standard_error,
             **forecast.peers.get(price.name, {}),
         }
 
 
-def _together(forecast: Forecast, part: int, held: Mapping[str, Tensor]) -> Iterator[Row]:
+def _together(forecast: Forecast, part: int, judging: Mapping[str, Tensor]) -> Iterator[Row]:
     bill = forecast.bill
     chosen = {FORECAST: bill.allocate(bits=BITS).names}
     for peer in scores.PEERS:
-        costs = {name: own[peer] for name, own in forecast.peers.items()}
+        costs = {name: peer_scores[peer] for name, peer_scores in forecast.peers.items()}
         chosen[peer] = bill.allocate(bits=BITS, costs=costs).names
     chosen[UNIFORM] = tuple(price.name for price in bill.values() if price.bits == BITS)
     parameters = bill.problem.parameters
     for score, names in chosen.items():
-        made = {
+        rounded = {
             name: replace(bill.changes[name], new=dict(bill.changes[name].made(parameters)))
             for name in names
         }
-        check = replace(bill, changes={**bill.changes, **made}).check([names], held)
-        price, found = check.forecasts[0], check.measured[0]
+        check = replace(bill, changes={**bill.changes, **rounded}).check([names], judging)
+        price, measured = check.forecasts[0], check.measured[0]
         yield {
             "how": score,
             "bits": price.bits,
             "forecast": price.forecast.value,
             "forecast_error": price.forecast.standard_error,
             "outside": price.outside,
-            "kl": found.value,
-            "kl_error": found.standard_error,
+            "kl": measured.value,
+            "kl_error": measured.standard_error,
         }

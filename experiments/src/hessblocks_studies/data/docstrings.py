@@ -106,15 +106,15 @@ def docstrings_of(text: str) -> Iterator[tuple[str, str, str]]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Module):
-            found = ("module", "")
+            kind_and_signature = ("module", "")
         elif isinstance(node, ast.ClassDef):
-            found = ("class", node.name)
+            kind_and_signature = ("class", node.name)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found = ("function", _signature(node))
+            kind_and_signature = ("function", _signature(node))
         else:
             continue
         if documented := (ast.get_docstring(node) or "").strip():
-            yield *found, documented
+            yield *kind_and_signature, documented
 
 
 def assigned(counts: Mapping[str, int]) -> dict[str, str]:
@@ -142,13 +142,13 @@ def _assigned(files: Sequence[str], counts: Mapping[str, int]) -> dict[str, str]
     total = sum(counts[file] for file in files)
     order = sorted(files, key=lambda path: hashlib.sha256(path.encode()).digest())
     small = iter([file for file in order if counts[file] <= LARGE * total])
-    found = dict.fromkeys(files, "train")
+    splits = dict.fromkeys(files, "train")
     for split, share in SHARES.items():
         taken = 0
         while taken < share * total and (file := next(small, None)) is not None:
-            found[file] = split
+            splits[file] = split
             taken += counts[file]
-    return found
+    return splits
 
 
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
@@ -168,16 +168,16 @@ def _records() -> data.Entry:
 
 
 def _collect(source: data.Source, folder: Path) -> Mapping[str, Any]:
-    found = {
+    documented = {
         path: list(docstrings_of("".join(text.blocks())))
         for split in ("train", "validation")
         for path, text in source.read(split)
     }
-    splits = assigned({path: len(items) for path, items in found.items()})
+    splits = assigned({path: len(items) for path, items in documented.items()})
     records = [
         Docstring(file=path, split=splits[path], kind=kind, signature=signature, text=text)
-        for path in sorted(found)
-        for kind, signature, text in found[path]
+        for path in sorted(documented)
+        for kind, signature, text in documented[path]
     ]
     records += _prose()
     lines = [json.dumps(asdict(record), ensure_ascii=False) for record in records]
@@ -197,14 +197,15 @@ def _prose() -> list[Docstring]:
         from pydoc_data.topics import topics
     except ImportError:
         return []
-    own = partial(Docstring, file=TOPICS, split="train", kind="prose", signature="")
-    return [own(text=entry.strip()) for entry in topics.values()]
+    topic = partial(Docstring, file=TOPICS, split="train", kind="prose", signature="")
+    return [topic(text=entry.strip()) for entry in topics.values()]
 
 
 def _encode(vocabulary: int, folder: Path) -> Mapping[str, Any]:
     records = load_docstrings()
-    held = {record.text for record in records if record.split != "train"}
+    held_out = {record.text for record in records if record.split != "train"}
     texts = {s: [record.text for record in records if record.split == s] for s in SPLITS}
-    texts["train"] = [text for text in texts["train"] if text not in held]  # inherited docstrings
-    made = data.write_corpus(folder, texts, vocabulary, data.SPECIAL["masked-lm"])
-    return {"split": "by file within each package", **made}
+    # inherited docstrings are held out too
+    texts["train"] = [text for text in texts["train"] if text not in held_out]
+    counts = data.write_corpus(folder, texts, vocabulary, data.SPECIAL["masked-lm"])
+    return {"split": "by file within each package", **counts}

@@ -121,8 +121,8 @@ def _dataset(path: str, configuration: str | None, split: str, **options: Any) -
     check_extra("hub", "hub", "datasets", distribution="hessblocks-studies")
     import datasets
 
-    found: Iterable[Any] = datasets.load_dataset(path, configuration, split=split, **options)
-    return found
+    dataset: Iterable[Any] = datasets.load_dataset(path, configuration, split=split, **options)
+    return dataset
 
 
 def _texts(rows: Iterable[Any], column: str, characters: int) -> Iterator[str]:
@@ -138,24 +138,24 @@ def _texts(rows: Iterable[Any], column: str, characters: int) -> Iterator[str]:
 
 def _encode(texts: list[str], vocabulary: int, folder: Path, name: str) -> Mapping[str, Any]:
     validation = texts[HELD_OUT - 1 :: HELD_OUT] or texts[-1:]
-    train = [text for place, text in enumerate(texts, start=1) if place % HELD_OUT]
+    train = [text for number, text in enumerate(texts, start=1) if number % HELD_OUT]
     train = train if len(texts) >= HELD_OUT else texts[:-1]
     if not train:
         raise ArgumentError(f"--data: {name} has {len(texts)} documents; expected at least 2.")
     splits = {"train": train, "validation": validation}
-    made = write_corpus(folder, splits, vocabulary, SPECIAL["masked-lm"])
-    return {"split": f"each {HELD_OUT}th document", **made}
+    counts = write_corpus(folder, splits, vocabulary, SPECIAL["masked-lm"])
+    return {"split": f"each {HELD_OUT}th document", **counts}
 
 
 def _examples(
     rows: Iterable[Any], columns: tuple[str, ...], classes: int, name: str
 ) -> tuple[LabelledText, ...]:
-    found = []
+    examples = []
     for row in rows:
         if not 0 <= int(row["label"]) < classes:
             raise RunError(
                 f"hub: {name} has the label {row['label']}; expected 0 to {classes - 1}."
             )
         text = SEPARATOR.join(str(row[column]) for column in columns)
-        found.append(LabelledText(text=text, label=int(row["label"]), file=name, origin=text))
-    return tuple(found)
+        examples.append(LabelledText(text=text, label=int(row["label"]), file=name, origin=text))
+    return tuple(examples)

@@ -49,10 +49,10 @@ def load_library_corpus(vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
 
 def library_code() -> Source:
     """List the standard library's source, without code pages (`encodings`) and other tables."""
-    whole = standard_library()
-    paths = [path for path in whole.paths if not is_test(path) and path[:10] != "encodings/"]
-    splits = split_by_file([path for path in paths if not is_table(whole.root / path)])
-    return replace(whole, splits=splits | {"test-domain": whole.splits["test-domain"]})
+    library = standard_library()
+    paths = [path for path in library.paths if not is_test(path) and path[:10] != "encodings/"]
+    splits = split_by_file([path for path in paths if not is_table(library.root / path)])
+    return replace(library, splits=splits | {"test-domain": library.splits["test-domain"]})
 
 
 def load_package_corpus(
@@ -94,12 +94,12 @@ def package_files(name: str, *, tables: bool = True) -> Source:
         ArgumentError: there is no such top-level package, it has too few source files, or several
             packages are in different folders.
     """
-    roots = [_package(one) for one in name.split("+")]
+    roots = [_package(folder) for folder in name.split("+")]
     root = roots[0] if len(roots) == 1 else roots[0].parent
-    if len(roots) > 1 and {one.parent for one in roots} != {root}:
+    if len(roots) > 1 and {folder.parent for folder in roots} != {root}:
         raise ArgumentError(f"package {printable(name)}: they lie in different folders; name one.")
-    found = [one.relative_to(root) / path for one in roots for path in python_files(one)]
-    paths = [path.as_posix() for path in found if not is_test(path.as_posix())]
+    sources = [folder.relative_to(root) / path for folder in roots for path in python_files(folder)]
+    paths = [path.as_posix() for path in sources if not is_test(path.as_posix())]
     paths = [path for path in paths if tables or not is_table(root / path)]
     if len(paths) < FEW_FILES:
         raise ArgumentError(f"package {printable(name)}: {len(paths)} source files are too few.")
@@ -121,9 +121,9 @@ def is_table(path: Path) -> bool:
 
 def _package(name: str) -> Path:
     """Return the folder of a package."""
-    found = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
-    if found is None:
+    spec = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
+    if spec is None:
         raise ArgumentError(f"package {printable(name)}: not installed; install it.")
-    if len(folders := found.submodule_search_locations or []) != 1:
+    if len(folders := spec.submodule_search_locations or []) != 1:
         raise ArgumentError(f"package {printable(name)}: no package in one folder; name another.")
     return Path(folders[0])

@@ -82,12 +82,12 @@ def make_task(name: str, records: Records, seed: int = 0) -> Task:
     classes, make = TASKS[name]
     classes = classes or _packages(usable)
     splits: dict[str, tuple[LabelledText, ...]] = {}
-    seen: set[str] = set()
-    for place, split in enumerate(reversed(SPLITS)):  # a text belongs to one split, test first
-        draw = np.random.default_rng([seed, list(TASKS).index(name), place])
-        found = make([record for record in usable if record.split == split], draw, classes)
-        splits[split] = balanced([e for e in found if e.origin not in seen], len(classes), draw)
-        seen |= {example.origin for example in found}
+    used: set[str] = set()
+    for number, split in enumerate(reversed(SPLITS)):  # a text belongs to one split, test first
+        draw = np.random.default_rng([seed, list(TASKS).index(name), number])
+        examples = make([record for record in usable if record.split == split], draw, classes)
+        splits[split] = balanced([e for e in examples if e.origin not in used], len(classes), draw)
+        used |= {example.origin for example in examples}
         if not splits[split]:
             raise RunError(
                 f"docstrings: the {split} split has no example of some class of {name}; this "
@@ -109,9 +109,9 @@ def balanced(
 def sentences(text: str) -> list[str]:
     """List plain sentences of the first paragraph: only words, ended by a full stop."""
     paragraph = " ".join(text.split("\n\n")[0].split())
-    found = re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph)
+    parts = re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph)
     plain = re.compile(r"[A-Z][A-Za-z0-9',;()\- ]+\.")
-    return [s for s in found if plain.fullmatch(s) and WORDS[0] <= len(s.split()) <= WORDS[1]]
+    return [s for s in parts if plain.fullmatch(s) and WORDS[0] <= len(s.split()) <= WORDS[1]]
 
 
 def swapped(sentence: str, draw: np.random.Generator) -> str:
@@ -128,35 +128,35 @@ def swapped(sentence: str, draw: np.random.Generator) -> str:
     return " ".join(words) + "."
 
 
-def _matching(own: Records, draw: np.random.Generator, _: Classes) -> list[LabelledText]:
-    functions = _distinct([record for record in own if record.kind == "function"])
+def _matching(records: Records, draw: np.random.Generator, _: Classes) -> list[LabelledText]:
+    functions = _distinct([record for record in records if record.kind == "function"])
     order = draw.permutation(len(functions))
     half = len(order) // 2
-    kept, given = order[:half], order[half:]
-    pairs = [(functions[i], functions[i], 1) for i in kept]
-    turned = np.roll(given, 1)
-    pairs += [(functions[i], functions[j], 0) for i, j in zip(given, turned, strict=True)]
+    matched, swapped_in = order[:half], order[half:]
+    pairs = [(functions[i], functions[i], 1) for i in matched]
+    turned = np.roll(swapped_in, 1)
+    pairs += [(functions[i], functions[j], 0) for i, j in zip(swapped_in, turned, strict=True)]
     return [
-        _example(function, f"{function.signature}{SEPARATOR}{_text(other)}", label)
-        for function, other, label in pairs
-        if label or _text(function) != _text(other)
+        _example(function, f"{function.signature}{SEPARATOR}{_text(partner)}", label)
+        for function, partner, label in pairs
+        if label or _text(function) != _text(partner)
     ]
 
 
-def _acceptability(own: Records, draw: np.random.Generator, _: Classes) -> list[LabelledText]:
-    found = {sentence: record for record in own for sentence in sentences(record.text)}
-    usable = [s for s in found if len({word.lower() for word in s[:-1].split()}) > 1]
+def _acceptability(records: Records, draw: np.random.Generator, _: Classes) -> list[LabelledText]:
+    sources = {sentence: record for record in records for sentence in sentences(record.text)}
+    usable = [s for s in sources if len({word.lower() for word in s[:-1].split()}) > 1]
     flips = draw.permutation(len(usable)) % 2
     return [
-        _example(found[s], s if flip else swapped(s, draw), int(flip), origin=s)
+        _example(sources[s], s if flip else swapped(s, draw), int(flip), origin=s)
         for s, flip in zip(usable, flips, strict=True)
     ]
 
 
-def _topic(own: Records, _: object, packages: Classes) -> list[LabelledText]:
+def _topic(records: Records, _: object, packages: Classes) -> list[LabelledText]:
     return [
         _example(record, _text(record), packages.index(record.package))
-        for record in _distinct(own)
+        for record in _distinct(records)
         if record.package in packages
     ]
 
@@ -175,8 +175,8 @@ def _example(record: Docstring, text: str, label: int, origin: str | None = None
 
 def _distinct(records: Records) -> list[Docstring]:
     """Select docstrings with enough information, each text once."""
-    found = {_text(record): record for record in records if len(record.text) >= SHORTEST}
-    return list(found.values())
+    by_text = {_text(record): record for record in records if len(record.text) >= SHORTEST}
+    return list(by_text.values())
 
 
 def _text(record: Docstring) -> str:

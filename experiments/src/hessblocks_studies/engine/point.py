@@ -79,11 +79,11 @@ def seed_of(*parts: Scalar) -> int:
 
 def plain(settings: Any) -> dict[str, Scalar]:
     """Map names to settings; groups of settings are flattened, and None is left out."""
-    found: dict[str, Scalar] = {}
-    for one in fields(settings):
-        value = getattr(settings, one.name)
+    values: dict[str, Scalar] = {}
+    for entry in fields(settings):
+        value = getattr(settings, entry.name)
         if is_dataclass(value):
-            found |= plain(value)
+            values |= plain(value)
         elif value is not None:
-            found[one.name] = value
-    return found
+            values[entry.name] = value
+    return values

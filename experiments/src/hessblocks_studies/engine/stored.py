@@ -41,13 +41,13 @@ def grown(study: Study[Any], points: Sequence[Point], store: Store) -> list[Poin
     Returns:
         All points in order.
     """
-    found = list(points)
-    while study.more and not (stored := Stored.of(store, found)).missing:
-        added = study.more(stored.rows, [point.settings for point in found])
+    so_far = list(points)
+    while study.more and not (stored := Stored.of(store, so_far)).missing:
+        added = study.more(stored.rows, [point.settings for point in so_far])
         if not added:
             break
-        found += study.made(added, found[0].gpus)
-    return found
+        so_far += study.made(added, so_far[0].gpus)
+    return so_far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,9 @@ class Stored:
     @classmethod
     def of(cls, store: Store, points: Sequence[Point]) -> Self:
         """Look up `points` in the store."""
-        found = [(point, store.get(point.key)) for point in points]
-        missing = [point for point, record in found if record is None]
-        return cls(finished=[record for _, record in found if record], missing=missing)
+        records = [(point, store.get(point.key)) for point in points]
+        missing = [point for point, record in records if record is None]
+        return cls(finished=[record for _, record in records if record], missing=missing)
 
     @property
     def rows(self) -> list[Row]:

@@ -119,6 +119,6 @@ class Study(Generic[S]):
     def made(self, settings: Sequence[S], gpus: float) -> list[Point]:
         """Make the points of settings, with `gpus` accelerators each."""
         return [
-            Point(study=self.name, settings=one, revision=self.revision, gpus=gpus)
-            for one in settings
+            Point(study=self.name, settings=point_settings, revision=self.revision, gpus=gpus)
+            for point_settings in settings
         ]

@@ -36,25 +36,25 @@ class Difference:
 
 def differences(figure: Figure) -> list[Difference]:
     """List the differences of a figure, one for each curve with a published counterpart."""
-    found = []
+    pairs = []
     for panel in figure.plots:
-        ours = {each.name: each for each in panel.series if not each.published}
-        for each in panel.series:
-            if each.published and each.name in ours:
-                found.append(_difference(panel.title, ours[each.name], each))
-    return [difference for difference in found if difference is not None]
+        ours = {series.name: series for series in panel.series if not series.published}
+        for series in panel.series:
+            if series.published and series.name in ours:
+                pairs.append(_difference(panel.title, ours[series.name], series))
+    return [difference for difference in pairs if difference is not None]
 
 
 def _difference(title: str, ours: Series, published: Series) -> Difference | None:
     pairs = [
-        (own, other)
-        for own in _values(ours)
-        for other in _values(published)
-        if math.isclose(own[0], other[0], rel_tol=SAME, abs_tol=1e-9) and other[1]
+        (mine, theirs)
+        for mine in _values(ours)
+        for theirs in _values(published)
+        if math.isclose(mine[0], theirs[0], rel_tol=SAME, abs_tol=1e-9) and theirs[1]
     ]
     if not pairs:
         return None
-    relative = [abs(own[1] - other[1]) / abs(other[1]) for own, other in pairs]
+    relative = [abs(mine[1] - theirs[1]) / abs(theirs[1]) for mine, theirs in pairs]
     near = [abs(a[1] - b[1]) <= NEAR * math.hypot(a[2], b[2]) for a, b in pairs]
     return Difference(
         name=f"{ours.name} ({title})" if title else ours.name,

@@ -61,13 +61,13 @@ def with_lines(panel: Panel, lines: Mapping[str, float] = MappingProxyType({})) 
     """
     shown = [series for series in panel.shown if series.name != TABLE_OF_PAIRS]
     ends = [x for series in shown for x in series.x]
-    own = {one.name: one.y[0] for one in panel.shown if one.name == TABLE_OF_PAIRS}
+    table = {series.name: series.y[0] for series in panel.shown if series.name == TABLE_OF_PAIRS}
     if not ends or panel.kind == "bars":
         return panel
     across = (min(ends), max(ends))
     guides = (
         Series(name=name, x=across, y=(height, height), guide=True)
-        for name, height in {**own, **lines}.items()
+        for name, height in {**table, **lines}.items()
     )
     return replace(panel, series=(*shown, *guides))
 
@@ -100,7 +100,7 @@ def small_picture(figure: Figure) -> Figure:
     """Reduce a figure to its first panel, with letters for a thumbnail."""
     panel = replace(figure.panels[0], title="")
     if isinstance(panel, Panel):
-        guides = (one for one in panel.series if not one.guide)
+        guides = (series for series in panel.series if not series.guide)
         panel = replace(panel, series=tuple(guides), x_label="", y_label="")
     else:
         panel = replace(panel, names=("",) * len(panel.names), label="")
@@ -117,14 +117,14 @@ def _mended(panel: Panel | Heatmap) -> Panel | Heatmap:
 
 def _in_words(figure: Figure) -> str:
     """List the y values of references as text."""
-    every = {one.name: one for panel in figure.plots for one in panel.shown}
-    known = (every[name] for name in (TABLE_OF_PAIRS, "gpt2") if name in every)
-    return ", ".join(f"{one.name} {number(one.y[0])}" for one in known)
+    every = {series.name: series for panel in figure.plots for series in panel.shown}
+    references = (every[name] for name in (TABLE_OF_PAIRS, "gpt2") if name in every)
+    return ", ".join(f"{series.name} {number(series.y[0])}" for series in references)
 
 
 def _without(panel: Panel | Heatmap) -> Panel | Heatmap:
     """Remove references from a panel."""
     if isinstance(panel, Heatmap):
         return panel
-    kept = (one for one in panel.series if one.name not in (TABLE_OF_PAIRS, "gpt2"))
-    return replace(panel, series=tuple(kept))
+    left = (series for series in panel.series if series.name not in (TABLE_OF_PAIRS, "gpt2"))
+    return replace(panel, series=tuple(left))

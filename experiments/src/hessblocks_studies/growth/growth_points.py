@@ -74,13 +74,13 @@ def draws(
     Returns:
         Function from scale and number of seeds to the points' settings.
     """
-    wanted = {one.name for one in fields(kind)}
+    wanted = {field.name for field in fields(kind)}
 
     def settings(scale: Scale, seeds: int | None) -> list[Any]:
         size = sizes[scale]
-        each = {"width": [size.width], "sums": [size.sums], "probes": [size.probes], **choices}
+        fixed = {"width": [size.width], "sums": [size.sums], "probes": [size.probes], **choices}
         axes = {"layers": size.layers, "sigma": size.sigmas, "seed": range(seeds or size.seeds)}
-        varied = {name: values for name, values in {**each, **axes}.items() if name in wanted}
+        varied = {name: values for name, values in {**fixed, **axes}.items() if name in wanted}
         return [
             kind(**dict(zip(varied, chosen, strict=True)))
             for chosen in itertools.product(*varied.values())
@@ -183,13 +183,13 @@ def measure_growth(settings: GrowthSettings) -> list[Row]:
     if settings.target == CURRENT:
         batch = of_current_tokens(batch)
     problem, groups = Problem(model, [batch], loss=LOSSES[settings.loss]), parameter_groups(model)
-    found: list[Norms] = []
+    by_layer: list[Norms] = []
     for layer in range(layers - 1):
         named = {name: groups[f"layers.{layer}.attention.{name}"] for name in GROUPS}
         norms = group_norms(problem, named, probes=settings.probes, seed=settings.seed)
-        found.append({(name, part): norms[name][part] for name in norms for part in norms[name]})
-    found.append(exact_norms(model, batch, LOSSES[settings.loss], GROUPS))
-    rows = growth_rows(found, settings.study, layers=layers, sigma=sigma, seed=settings.seed)
+        by_layer.append({(name, part): norms[name][part] for name in norms for part in norms[name]})
+    by_layer.append(exact_norms(model, batch, LOSSES[settings.loss], GROUPS))
+    rows = growth_rows(by_layer, settings.study, layers=layers, sigma=sigma, seed=settings.seed)
     return [{**row, "group": targeted(str(row["group"]), settings.target)} for row in rows]
 
 
@@ -198,11 +198,11 @@ def targeted(group: str, target: str | None) -> str:
     return f"{group} ({target} token)" if target else group
 
 
-def growth_rows(found: Sequence[Norms], study: str, **point: Scalar) -> list[Row]:
+def growth_rows(by_layer: Sequence[Norms], study: str, **point: Scalar) -> list[Row]:
     """Make one row per layer, group and part.
 
     Args:
-        found: norms of each layer.
+        by_layer: norms of each layer.
         study: name of the study.
         **point: layers, sigma and seed.
 
@@ -211,6 +211,6 @@ def growth_rows(found: Sequence[Norms], study: str, **point: Scalar) -> list[Row
     """
     return [
         {"study": study, **point, "layer": layer, "group": group, "part": part, **norm.to_row()}
-        for layer, norms in enumerate(found)
+        for layer, norms in enumerate(by_layer)
         for (group, part), norm in norms.items()
     ]

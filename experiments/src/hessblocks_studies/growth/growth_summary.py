@@ -93,29 +93,29 @@ def growth_summary(
     ]
     tables = {
         name: [
-            {**dict(zip(CURVE, place, strict=True)), **asdict(growth)}
-            for place, growth in found.items()
+            {**dict(zip(CURVE, curve_name, strict=True)), **asdict(growth)}
+            for curve_name, growth in growths.items()
         ]
-        for name, found in fits.items()
+        for name, growths in fits.items()
     }
     return summary(title, bars, panels, checks, **tables)
 
 
 def _slopes(rows: Rows, smallest: float, largest: float) -> dict[Curve, Growth]:
     """Fit power laws to all curves between two σ; skip curves that are 0 or too short."""
-    found = {}
-    for place, members in grouped(rows, *CURVE).items():
+    growths = {}
+    for curve_name, members in grouped(rows, *CURVE).items():
         used = [row for row in members if smallest <= row["sigma"] <= largest * (1 + 1e-9)]
         growth = fit_growth(*([row[name] for row in used] for name in ("sigma", "value", "seed")))
         if growth is not None:
-            found[place] = growth
-    return found
+            growths[curve_name] = growth
+    return growths
 
 
 def averaged(rows: Rows) -> list[Place]:
     """List (σ, mean, standard error of the mean) of one curve, from the smallest σ."""
     at = gathered(rows, "sigma")
-    return mean_places({place[0]: at[place] for place in sorted(at)})
+    return mean_places({key[0]: at[key] for key in sorted(at)})
 
 
 def curves_panel(
@@ -124,7 +124,7 @@ def curves_panel(
     published: Rows = (),
     *,
     x_scale: Scaling = "log",
-    label: Callable[[Curve], str] = lambda place: f"{place[2]}, {place[3]}",
+    label: Callable[[Curve], str] = lambda curve_name: f"{curve_name[2]}, {curve_name[3]}",
 ) -> Panel:
     """Plot norms against σ, one series for each curve that is not 0 everywhere.
 
@@ -140,12 +140,12 @@ def curves_panel(
     """
     theirs = grouped(published, *CURVE)
     series = []
-    for place, members in grouped(rows, *CURVE).items():
+    for curve_name, members in grouped(rows, *CURVE).items():
         if ours := _seen(averaged(members)):
-            series.append(curve(label(place), ours))
-        means = theirs.get(place, ())
-        if known := _seen((row["sigma"], row["value"], row["standard_error"]) for row in means):
-            series.append(curve(label(place), known, published=True, line=False))
+            series.append(curve(label(curve_name), ours))
+        means = theirs.get(curve_name, ())
+        if printed := _seen((row["sigma"], row["value"], row["standard_error"]) for row in means):
+            series.append(curve(label(curve_name), printed, published=True, line=False))
     return Panel(
         title=title,
         x_label="standard deviation σ of the embeddings",
@@ -167,9 +167,9 @@ def with_guides(panel: Panel, slopes: Mapping[str, int], ends: Range) -> Panel:
     Returns:
         The panel; each guide is slightly below the first curve with its name.
     """
-    heights = [y for one in panel.shown for y in one.y]
+    heights = [y for series in panel.shown for y in series.y]
     below = (min(heights) / max(heights)) ** BELOW if heights else 1.0
-    curves = {one.name: one for one in reversed(panel.shown)}
+    curves = {series.name: series for series in reversed(panel.shown)}
     guides = [
         _guide(curves[name], slope, ends, below) for name, slope in slopes.items() if name in curves
     ]
@@ -200,12 +200,12 @@ def apart(rows: Rows, *columns: str) -> float:
         [mean_and_error(values)[0] for values in gathered(members, *CURVE).values()]
         for members in grouped(rows, "sigma", *columns).values()
     ]
-    ratios = (max(each) / min(each) if min(each) else math.inf for each in means if max(each))
+    ratios = (max(norms) / min(norms) if min(norms) else math.inf for norms in means if max(norms))
     return max(ratios, default=1.0)
 
 
 def _seen(places: Iterable[Place]) -> list[Place]:
-    return [place for place in places if place[1] > 0]
+    return [point for point in places if point[1] > 0]
 
 
 def _place(layers: int, layer: int) -> str:

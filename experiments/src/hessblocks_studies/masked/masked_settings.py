@@ -40,12 +40,12 @@ class Pretraining(RunSize):
 
     def block(self) -> BlockConfig:
         """Build the preset with the gated MLP of the paper's BERT, with initial std 0.02."""
-        found = preset(self.preset, width=self.width, heads=self.heads, mlp_width=self.mlp_width)
-        branch = found.mlp_branch
+        block = preset(self.preset, width=self.width, heads=self.heads, mlp_width=self.mlp_width)
+        branch = block.mlp_branch
         if branch.trainable:
             branch = branch.replace(gain=MLP_GAIN)
-        found = found.replace(mlp=MLP(activation="gelu", gated=True), mlp_branch=branch)
-        return with_start(found, "fixed")
+        block = block.replace(mlp=MLP(activation="gelu", gated=True), mlp_branch=branch)
+        return with_start(block, "fixed")
 
     def model(self, task: str = "masked-lm", classes: int = 2) -> PreTrainedModel:
         """Build a freshly initialised model; its weights depend only on `seed`."""

@@ -93,7 +93,7 @@ def held_out_masked(
     masks, windows = masking(settings, corpus), training.held_out(corpus, _run(settings))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the same masks for every block, seed and step
-        every = masks([windows[place] for place in range(len(windows))])
+        every = masks([windows[index] for index in range(len(windows))])
     return [
         {"input_ids": tokens, "labels": labels}
         for tokens, labels in zip(every["input_ids"], every["labels"], strict=True)
@@ -111,7 +111,7 @@ def masking(settings: Pretraining, corpus: Corpus) -> Callable[[list[Any]], dict
     """
     tokenizer = training.tokenizer_of(corpus, settings.context)
     masks = DataCollatorForLanguageModeling(tokenizer, mlm_probability=settings.mask_share)
-    return lambda examples: masks([{"input_ids": one["input_ids"]} for one in examples])
+    return lambda examples: masks([{"input_ids": example["input_ids"]} for example in examples])
 
 
 def _run(settings: Pretraining) -> RunSettings:
@@ -132,8 +132,8 @@ def _pretrain(settings: Pretraining, corpus: Corpus, folder: Path) -> Mapping[st
     losses: list[tuple[int, float | None]] = []
 
     def note(line: Mapping[str, Any]) -> None:
-        if found := validation_loss(line):
-            losses.append(found)
+        if step_and_loss := validation_loss(line):
+            losses.append(step_and_loss)
 
     with quiet(), tempfile.TemporaryDirectory() as unused:
         model = settings.model()
@@ -155,8 +155,8 @@ class MaskedTrainer(training.GuardedTrainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Collate the held-out windows without masking them again."""
-        own, self.data_collator = self.data_collator, default_data_collator
+        masks, self.data_collator = self.data_collator, default_data_collator
         try:
             return super().get_eval_dataloader(eval_dataset)
         finally:
-            self.data_collator = own
+            self.data_collator = masks

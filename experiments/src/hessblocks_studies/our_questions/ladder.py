@@ -217,8 +217,8 @@ def summarise(rows: Rows) -> Summary:
 
 def _training_loss(rows: Rows, variant: str) -> float | None:
     """Average the last training losses of a variant over seeds."""
-    own = [row for row in rows if row["variant"] == variant]
-    last = shared.nested(shared.of_quantity(own, shared.TRAINING_LOSS), "seed")
+    rows_here = [row for row in rows if row["variant"] == variant]
+    last = shared.nested(shared.of_quantity(rows_here, shared.TRAINING_LOSS), "seed")
     return fmean(last.values()) if last else None
 
 
@@ -230,8 +230,8 @@ def _sizes(ladder: Ladder) -> Panel:
             gap = ladder.gap(block, (width, tokens))
             if gap.seeds and not gap.diverged:
                 reach = gap.reach() if gap.known else math.nan
-                place = (ladder.parameters[width], gap.mean, reach)
-                curves.setdefault(f"{block}, {tokens:g} tokens", []).append(place)
+                point = (ladder.parameters[width], gap.mean, reach)
+                curves.setdefault(f"{block}, {tokens:g} tokens", []).append(point)
     title, label = "gap by size", "above pre-LN (nats per token)"
     return shared.panel(title, "parameters of pre-LN", label, curves, log="x")
 

@@ -78,19 +78,19 @@ def measure(settings: TemperatureSettings) -> list[Row]:
     draw = seed_of("temperature", settings.seed)
     model, batch = layer(settings, draw), addition_batch(settings.sums, seed=draw)
     names = ("block", "temperature", "apart", "seed")
-    place: Row = {"study": "temperature", **{name: getattr(settings, name) for name in names}}
-    seen = signal.propagate(model, batch["input_ids"], jacobian_steps=0)
-    (last,) = seen.layers
+    columns: Row = {"study": "temperature", **{name: getattr(settings, name) for name in names}}
+    signals = signal.propagate(model, batch["input_ids"], jacobian_steps=0)
+    (last,) = signals.layers
     quantities = {
         laws.ENTROPY: last.attention_entropy,
-        laws.LIKENESS: seen.inputs.token_similarity,
+        laws.LIKENESS: signals.inputs.token_similarity,
         laws.LIKENESS_AFTER: last.tokens.token_similarity,
     }
     norms = exact_norms(model, batch, "causal-lm", GROUPS)
     return [
-        *(shared.measured(name, value, "exact", **place) for name, value in quantities.items()),
+        *(shared.measured(name, value, "exact", **columns) for name, value in quantities.items()),
         *(
-            shared.measured(NORM, norm.value, "exact", **place, group=group, part=part)
+            shared.measured(NORM, norm.value, "exact", **columns, group=group, part=part)
             for (group, part), norm in norms.items()
         ),
     ]
@@ -181,9 +181,9 @@ _TAU = "temperature τ of the attention"
 
 def _places(curve: laws.Curve, floor: float = 0.0) -> list[shared.Place]:
     """Average over seeds at each positive point where the mean is at least `floor`."""
-    places = sorted({place for each in curve.values() for place in each if place > 0})
-    values = {place: list(laws.at(curve, place).values()) for place in places}
-    return [one for one in shared.mean_places(values) if one[1] >= floor]
+    places = sorted({x for points in curve.values() for x in points if x > 0})
+    values = {x: list(laws.at(curve, x).values()) for x in places}
+    return [mean for mean in shared.mean_places(values) if mean[1] >= floor]
 
 
 STUDY = Study(

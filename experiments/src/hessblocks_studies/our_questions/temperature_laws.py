@@ -59,21 +59,21 @@ class Curves:
         """Return the curves of the Frobenius norm of a Hessian block."""
         return self.of(NORM, group, part)
 
-    def decades(self, above: str, below: str, place: float) -> dict[Scalar, float]:
+    def decades(self, above: str, below: str, x: float) -> dict[Scalar, float]:
         """Compute log10 of the ratio of two groups' norms at one point, by seed."""
-        return decades(at(self.norm(above), place), at(self.norm(below), place))
+        return decades(at(self.norm(above), x), at(self.norm(below), x))
 
 
-def at(curve: Curve, place: float) -> dict[Scalar, float]:
+def at(curve: Curve, x: float) -> dict[Scalar, float]:
     """Return the value of each seed at one point."""
-    return {seed: each[place] for seed, each in curve.items() if place in each}
+    return {seed: points[x] for seed, points in curve.items() if x in points}
 
 
 def between(curve: Curve, low: float, high: float) -> Curve:
     """Restrict curves to the points from `low` to `high`, inclusive."""
     return {
-        seed: {x: y for x, y in each.items() if low <= x * (1 + 1e-9) and x <= high * (1 + 1e-9)}
-        for seed, each in curve.items()
+        seed: {x: y for x, y in points.items() if low <= x * (1 + 1e-9) and x <= high * (1 + 1e-9)}
+        for seed, points in curve.items()
     }
 
 
@@ -88,21 +88,21 @@ def decades(above: Mapping[Scalar, float], below: Mapping[Scalar, float]) -> dic
 
 def even_temperatures(heat: Curves) -> dict[Scalar, float]:
     """Find the highest temperature with equally large query and value blocks, seed by seed."""
-    places = sorted({place for each in heat.norm("query").values() for place in each}, reverse=True)
-    found: dict[Scalar, float] = {}
+    places = sorted({tau for points in heat.norm("query").values() for tau in points}, reverse=True)
+    even: dict[Scalar, float] = {}
     for hot, cool in itertools.pairwise(places):
-        above, below = (heat.decades("query", "value", place) for place in (hot, cool))
+        above, below = (heat.decades("query", "value", tau) for tau in (hot, cool))
         for seed in above:
-            if seed not in found and above[seed] < 0 <= below.get(seed, -math.inf):
+            if seed not in even and above[seed] < 0 <= below.get(seed, -math.inf):
                 share = above[seed] / (above[seed] - below[seed])
-                found[seed] = hot * (cool / hot) ** share
-    return found
+                even[seed] = hot * (cool / hot) ** share
+    return even
 
 
 def temperature_checks(heat: Curves) -> list[Check]:
     """Judge slopes and limits along the temperature."""
     entropy = heat.of(ENTROPY)
-    places = {place for each in entropy.values() for place in each} or {1.0}
+    places = {tau for points in entropy.values() for tau in points} or {1.0}
     coldest, hottest = min(places), max(places)
     uniform = _limit(
         [abs(value / UNIFORM - 1) for value in at(entropy, hottest).values()],
@@ -125,7 +125,7 @@ def temperature_checks(heat: Curves) -> list[Check]:
         )
         for group, power in (("query", -2), ("key", -2), ("value", 0))
     ]
-    warm, cold = (heat.decades("value", "query", place) for place in (WARM, COLD))
+    warm, cold = (heat.decades("value", "query", tau) for tau in (WARM, COLD))
     moved = shared.gaps(cold, warm)
     query = heat.norm("query")
     nearer = _smaller(
@@ -173,7 +173,7 @@ def likeness_checks(alike: Curves) -> list[Check]:
         )
     ]
     gone = _gone(alike, 0.0, "where all tokens are equal", 1e-12)
-    return [equal, *(shared.judged_by(equal, one, VOID) for one in (*slopes, gone))]
+    return [equal, *(shared.judged_by(equal, check, VOID) for check in (*slopes, gone))]
 
 
 def _limit(values: Iterable[float], fact: str, expected: str, limit: float) -> Check:
@@ -187,23 +187,23 @@ def _limit(values: Iterable[float], fact: str, expected: str, limit: float) -> C
     )
 
 
-def _slope(curve: Curve, fact: str, of: str, power: float) -> Check:
+def _slope(curve: Curve, fact: str, variable: str, power: float) -> Check:
     return shared.over_seeds(shared.slopes(curve)).matches(
         fact,
         f"{power:g} ± {TOLERANCE:g} (theory)",
         limit=TOLERANCE,
         around=power,
-        unit=f"powers of {of}",
+        unit=f"powers of {variable}",
     )
 
 
-def _gone(curves: Curves, place: float, when: str, limit: float) -> Check:
+def _gone(curves: Curves, x: float, when: str, limit: float) -> Check:
     """Judge that the query and key blocks are 0 compared with the value block."""
-    value = at(curves.norm("value"), place)
+    value = at(curves.norm("value"), x)
     shares = [
         norm / value[seed]
         for group in ("query", "key")
-        for seed, norm in at(curves.norm(group), place).items()
+        for seed, norm in at(curves.norm(group), x).items()
         if value.get(seed)
     ]
     return _limit(

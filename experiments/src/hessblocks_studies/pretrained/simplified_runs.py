@@ -170,11 +170,11 @@ def measure(settings: RunSettings) -> list[Row]:
     common: Row = {"study": "simplified-runs", "rule": kind, "seed": 0}
     depth, rows, alone = subject.original.config.depth, list[Row](), list[float]()
     for layer in range(depth):
-        made = changed(subject, subject.original, kind, [layer])
-        kl = subject.choosing.cost(made[layer:], layer).kl
+        layers_after = changed(subject, subject.original, kind, [layer])
+        kl = subject.choosing.cost(layers_after[layer:], layer).kl
         alone.append(kl.value)
-        own = {**common, "first": layer, "last": layer, "standard_error": kl.standard_error}
-        rows.append(shared.measured(ALONE, kl.value, **own))
+        columns = {**common, "first": layer, "last": layer, "standard_error": kl.standard_error}
+        rows.append(shared.measured(ALONE, kl.value, **columns))
 
     def told(name: str, text: Held, layers: Sequence[Any], run: range, updates: int) -> Row:
         kl = text.cost(layers, 0).kl
@@ -207,13 +207,13 @@ def summarise(rows: Rows) -> Summary:
     checks: list[Check] = []
     fixed = [row for row in shared.of_quantity(rows, FIXED) if row["rule"] == SKIPS]
     for row in fixed:
-        each = [alone[SKIPS][n] for n in range(row["first"], row["last"] + 1)]
+        costs_here = [alone[SKIPS][n] for n in range(row["first"], row["last"] + 1)]
         checks.append(
             Check(
                 fact=f"skips around attention of layers {row['first']} to {row['last']} can be αI",
                 expected=f"at most {EACH} nats each and {TOGETHER} together",
-                ours=f"at most {max(each):.2g} each, {row['value']:.2g} together",
-                holds=max(each) <= EACH and row["value"] <= TOGETHER,
+                ours=f"at most {max(costs_here):.2g} each, {row['value']:.2g} together",
+                holds=max(costs_here) <= EACH and row["value"] <= TOGETHER,
             )
         )
         cheap = sum(cost <= TOGETHER for cost in alone[NORMS].values()) if NORMS in alone else 0
@@ -232,9 +232,9 @@ def summarise(rows: Rows) -> Summary:
     grown_runs = {
         f"{kind}, {quantity}": [
             (row["last"] - row["first"] + 1, max(row["value"], 1e-6), row["standard_error"])
-            for row in own
+            for row in members
         ]
-        for (kind, quantity), own in shared.grouped(runs, "rule", "quantity").items()
+        for (kind, quantity), members in shared.grouped(runs, "rule", "quantity").items()
     }
     return shared.summary(
         "Which layers of a pretrained model can be simplified at once",

@@ -114,14 +114,14 @@ class Runs:
             for seed in grid[best]:
                 self._curves[variant, seed] = self._curves[f"{variant}{AT_RATE}{best:g}", seed]
 
-    def apart(self, one: str, other: str) -> Difference:
-        """Compute the final loss of `one` minus that of `other`."""
-        unlike = self.unlike(one, other)
+    def apart(self, block: str, rival: str) -> Difference:
+        """Compute the final loss of `block` minus that of `rival`."""
+        unlike = self.unlike(block, rival)
         if unlike:
             return Difference(mean=math.nan, error=math.nan, seeds=0, unlike=unlike)
-        return difference(self.losses, one, other, self.residual)
+        return difference(self.losses, block, rival, self.residual)
 
-    def unlike(self, one: str, other: str) -> str:
+    def unlike(self, block: str, rival: str) -> str:
         """List conditions, with their values, in which runs of one seed differ; empty if none.
 
         The spacing of the rates, in decades, counts if both variants have several.
@@ -130,12 +130,12 @@ class Runs:
             Each condition with its values, as text.
         """
         values_of: dict[str, set[Scalar]] = {}
-        for seed in {*self.losses.get(one, {})} & {*self.losses.get(other, {})}:
-            points = [self.conditions.get((variant, seed), {}) for variant in (one, other)]
+        for seed in {*self.losses.get(block, {})} & {*self.losses.get(rival, {})}:
+            points = [self.conditions.get((variant, seed), {}) for variant in (block, rival)]
             for name in CONDITIONS:
                 values = set[Scalar]().union(*(point.get(name, ()) for point in points))
                 values_of.setdefault(name, set()).update(values if len(values) > 1 else ())
-        grids = [sorted(self.grids[v]) for v in (one, other) if len(self.grids.get(v, ())) > 1]
+        grids = [sorted(self.grids[v]) for v in (block, rival) if len(self.grids.get(v, ())) > 1]
         spacings: set[Scalar] = {
             max(round(math.log10(b / a), 1) for a, b in itertools.pairwise(g)) for g in grids
         }
@@ -279,24 +279,24 @@ class Runs:
             check = replace(check, p_value=gap.p_value(by, *reversed_at))
         return self.if_it_counts(self.where_learnt(check, fast), slow, fast)
 
-    def close(self, one: str, other: str, fact: str, within: float = CLOSE) -> Check:
-        """Judge whether `one` ends no more than `within` nats above `other`.
+    def close(self, block: str, rival: str, fact: str, within: float = CLOSE) -> Check:
+        """Judge whether `block` ends no more than `within` nats above `rival`.
 
         Returns:
             The check; void if the better block has learnt no more than bigrams.
         """
-        expected = f"final loss of {one} at most {within:g} above that of {other}"
-        check = self.apart(one, other).judged(fact, expected, limit=within, above=False)
-        return self.if_it_counts(self._where_the_better_learnt(check, one, other), one, other)
+        expected = f"final loss of {block} at most {within:g} above that of {rival}"
+        check = self.apart(block, rival).judged(fact, expected, limit=within, above=False)
+        return self.if_it_counts(self._where_the_better_learnt(check, block, rival), block, rival)
 
-    def match(self, one: str, other: str, fact: str) -> Check:
-        """Judge whether `one` and `other` end no more than `CLOSE` apart, whichever is better.
+    def match(self, block: str, rival: str, fact: str) -> Check:
+        """Judge whether `block` and `rival` end no more than `CLOSE` apart, whichever is better.
 
         Returns:
             The check; void if the better block has learnt no more than bigrams.
         """
-        check = self._where_the_better_learnt(self.alike(one, other, fact), one, other)
-        return self.if_it_counts(check, one, other)
+        check = self._where_the_better_learnt(self.alike(block, rival, fact), block, rival)
+        return self.if_it_counts(check, block, rival)
 
     def _where_the_better_learnt(self, check: Check, *variants: str) -> Check:
         """Leave a check undecided if the best of these variants has learnt no more than bigrams."""
@@ -308,10 +308,10 @@ class Runs:
         best = min(means, key=lambda name: means[name]) if means else None
         return self.where_learnt(check, best) if best else check
 
-    def alike(self, one: str, other: str, fact: str) -> Check:
+    def alike(self, block: str, rival: str, fact: str) -> Check:
         """Judge as `match` does, but without its control, for studies with another control."""
-        expected = f"final loss of {one} within {CLOSE:g} of that of {other}, above or below"
-        return self.apart(one, other).matches(fact, expected, limit=CLOSE)
+        expected = f"final loss of {block} within {CLOSE:g} of that of {rival}, above or below"
+        return self.apart(block, rival).matches(fact, expected, limit=CLOSE)
 
     def summary(
         self,
