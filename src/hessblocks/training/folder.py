@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from hessblocks import storage
+from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.quiet import quiet
 
@@ -190,13 +191,14 @@ def writing(folder: Path, shown: Path) -> Iterator[None]:
 
 
 @contextmanager
-def saving(folder: Path) -> Iterator[Path]:
+def saving(folder: AnyPath) -> Iterator[Path]:
     """Yield a temporary folder for a model of transformers, and rename it to `folder` on success.
 
     Raises:
         RunError: the folder cannot be written.
     """
-    with storage.atomic_folder(folder) as temporary, quiet(), writing(temporary, folder):
+    path = Path(folder)
+    with storage.atomic_folder(path) as temporary, quiet(), writing(temporary, path):
         yield temporary
 
 
