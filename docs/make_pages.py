@@ -187,7 +187,6 @@ def comparison(trial: Study) -> Figure:
                     x_label="tokens read for each parameter",
                     y_label="above pre-LN (nats per token)",
                     series=tuple(shown),
-                    named=True,
                 ),
                 {BASE: 0.0, "counts as equal": 0.05},
             ),
@@ -240,7 +239,6 @@ def findings(simplification: Study) -> Figure:
                 x_label="share of the training steps",
                 y_label="spread of log10 norm (decades)",
                 series=tuple(along),
-                named=True,
             ),
             Panel(
                 title="Evenness does not order the losses",
@@ -248,7 +246,6 @@ def findings(simplification: Study) -> Figure:
                 y_label="blocks by final loss, the lowest on top",
                 series=points_of(ranks, "variant", "value", "rank"),
                 limits=(len(ranks) + 1.0, 0.0),
-                named=True,
             ),
         ),
     )
@@ -329,7 +326,6 @@ def by_need(optimisers: Study) -> Figure:
                 y_label="final validation loss (nats per token)",
                 series=tuple(slopes),
                 ticks=tuple(OPTIMISERS[method] for method in ticks),
-                named=True,
             ),
             with_lines(scatter, {"no cost": 0.0}),
         ),

@@ -40,6 +40,8 @@ PLANS = DOCS / PICTURES / "plans"
 """Rules of finished studies."""
 NARROWEST = 6.5
 """Inches of a picture, at least."""
+ROOM = 0.24
+"""Inches that stay free below a picture without caption and legend."""
 HEAD = """# Results
 
 For whoever checks a claim of the two papers, or of this project: every study with its finding. A picture leads to the
@@ -169,11 +171,26 @@ def draw_study(folder: Path, name: str) -> tuple[tuple[str, ...], str]:
         if figure is not None:
             with TemporaryDirectory() as place:
                 small = own.endswith("-small")
-                shown = draw(figure, 0 if small else NARROWEST, legend=not small)
+                shown = draw(figure, 0 if small else NARROWEST)
+                if small:
+                    without_legend(shown, figure.size[1] + ROOM)
                 drawn = write_picture(shown, Path(place), own)
                 shutil.copyfile(drawn, folder / drawn.name)
     pictures = tuple(own for own in (name, f"{name}-more") if figures[own] is not None)
     return pictures, result.caption
+
+
+def without_legend(drawn: Any, height: float) -> None:
+    """Remove the legend of a drawn figure, and the room that it takes.
+
+    Args:
+        drawn: figure of matplotlib.
+        height: height without the legend, in inches.
+    """
+    for legend in drawn.legends:
+        legend.remove()
+        drawn.set_size_inches(drawn.get_figwidth(), height)
+        drawn.get_layout_engine().set(rect=(0, ROOM / height, 1, 1 - ROOM / height))
 
 
 def write_index(target: Path, shown: Mapping[str, StudySection]) -> None:
