@@ -479,6 +479,64 @@ def rungs(data: Data, phase: str, place: str) -> str:
     return _table((place, *blocks, f"{blocks[0]}, one new seed"), rows)
 
 
+def climbed(data: Data) -> str:
+    """Gaps to the base at every rung of the ladder, and lags, each with the range of a new seed."""
+    lines = data["tables"]["gaps"]
+    blocks = tuple(dict.fromkeys(line["block"] for line in lines))
+    found: dict[tuple[str, int, str], dict[str, Mapping[str, Any]]] = {}
+    for line in lines:
+        key = (line["measure"], line["width"], line["tokens"])
+        found.setdefault(key, {})[line["block"]] = {**line, "gap": line["value"]}
+    rows = [
+        (
+            *map(str, key),
+            *(_interval(each.get(block), "reach") for block in blocks),
+            _interval(each.get("sas"), "reach_of_one_new_seed"),
+        )
+        for key, each in found.items()
+    ]
+    head = ("measure", "width", "tokens a parameter", *blocks, "sas, one new seed")
+    return _table(head, rows)
+
+
+def starts(data: Data) -> str:
+    """Lowest loss of the tuning at each gain of the first rung, a block a line."""
+    lines = [line for line in data["tables"]["tuning"] if line["loss"] is not None]
+    first = min(((line["width"], line["tokens"]) for line in lines), default=None)
+    here = [line for line in lines if (line["width"], line["tokens"]) == first]
+    gains = sorted({line["gain"] for line in here})
+    rows = []
+    for block in dict.fromkeys(line["block"] for line in here):
+        losses = [
+            [line["loss"] for line in here if (line["block"], line["gain"]) == (block, gain)]
+            for gain in gains
+        ]
+        rows.append((block, *(f"{min(each):.3f}" if each else "" for each in losses)))
+    return _table(("block", *(f"gain {gain:g}" for gain in gains)), rows)
+
+
+def neighbours(data: Data) -> str:
+    """Best rate of each block and rung, and how much worse the next rates are."""
+    grids: dict[tuple[str, int, float], dict[float, dict[float, float]]] = {}
+    for line in data["tables"]["tuning"]:
+        loss = math.inf if line["loss"] is None else line["loss"]
+        grid = grids.setdefault((line["block"], line["width"], line["tokens"]), {})
+        grid.setdefault(line["gain"], {})[line["learning_rate"]] = loss
+    rows = []
+    for (block, width, tokens), grid in grids.items():
+        gain = min(grid, key=lambda gain: min(grid[gain].values()))
+        losses = sorted(grid[gain].items())
+        best = min(range(len(losses)), key=lambda place: losses[place][1])
+        beside = [
+            f"{losses[place][1] - losses[best][1]:+.3f}" if 0 <= place < len(losses) else "not run"
+            for place in (best - 1, best + 1)
+        ]
+        rate = f"{losses[best][0]:.2g}"
+        rows.append((block, str(width), f"{tokens:g}", f"{gain:g}", rate, *beside))
+    head = ("block", "width", "tokens a parameter", "gain", "rate", "next lower", "next higher")
+    return _table(head, rows)
+
+
 def _interval(line: Mapping[str, Any] | None, reach: str) -> str:
     if line is None:
         return ""
@@ -544,6 +602,13 @@ TABLES = (
         positions=partial(matches, kinds=("rotary ", "sinusoidal ")),
     ),
     *_tables("comparison.md", "speed", speeds=speeds),
+    *_tables(
+        "comparison.md",
+        "ladder",
+        climbed=climbed,
+        starts=starts,
+        neighbours=neighbours,
+    ),
     *_tables(
         "comparison.md",
         "ladder-first",

@@ -227,7 +227,11 @@ def write_index(target: Path, shown: Mapping[str, StudySection]) -> None:
 def item(folder: Path, name: str, summary: Mapping[str, Any], *, old: bool) -> str:
     """One study of the index: its picture, its finding, its verdicts."""
     verdicts = {check["holds"] for check in summary["checks"]}
-    told = "superseded" if old else next(words for key, words in TOLD if key in verdicts)
+    told = (
+        "superseded"
+        if old
+        else next((words for key, words in TOLD if key in verdicts), "no facts yet")
+    )
     if name in FINISHED:
         told = f"{'replaced' if name in REPLACED else 'finished'}; {told}"
     place, picture = f"{PICTURES}/{name}.md", f"{PICTURES}/{name}-small.png"
@@ -274,7 +278,8 @@ def missing(sections: Collection[StudySection], kept: Collection[str]) -> str:
         if name not in shown
     ]
     lines += [
-        f"- {section.name}: {section.missing} of {section.summary['points']['total']} points. "
+        f"- {section.name}: {section.missing} of {section.summary['points']['total']} points"
+        f"{' known so far, more follow' if find(section.name).more else ''}. "
         f"`{section.command}`"
         for section in sections
         if section.missing

@@ -18,7 +18,7 @@ from hessblocks.errors import RunError
 from hessblocks.storage.config import EnvironmentWarning
 from hessblocks.storage.manifest import held
 from hessblocks.storage.store import DAMAGED, POINTS
-from hessblocks_studies import engine
+from hessblocks_studies import engine, reproduce
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.engine import Executor
 from tests.pictures import empty_pictures
@@ -38,6 +38,20 @@ def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert set(names()) <= {line.split()[0] for line in lines if line.strip()}
+
+
+def test_a_study_of_many_hours_says_its_cost_before_it_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["reproduce", "--list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["studies"]
+    (ladder,) = (study for study in listed if study["name"] == "ladder")
+    assert "about 16 hours of one H200" in ladder["costs"]["paper"]
+    reproduce._say_costs(["ladder", "mlp"], "paper")
+    said = capsys.readouterr().err
+    assert said == f"ladder: {ladder['costs']['paper']}, resumed where it was stopped\n"
+    reproduce._say_costs(["ladder", "mlp"], "smoke")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_study_ends_in_numbers_a_page_and_one_json_object(

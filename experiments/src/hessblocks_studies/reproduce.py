@@ -133,7 +133,7 @@ def _list(*, as_json: bool) -> None:
     from hessblocks_studies import find, names
 
     studies = [find(name) for name in names()]
-    fields = ("name", "title", "source", "published")
+    fields = ("name", "title", "source", "published", "costs")
     rows = [{field: getattr(study, field) for field in fields} for study in studies]
     table = plain_table(
         ("name", "of", "what"), [(s.name, s.source, s.title) for s in studies], left=3
