@@ -85,7 +85,10 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None
     place = written(model, tmp_path)
     for other, said in (
         (hb.build("pre-ln", depth=1, width=32, heads=2, vocab_size=9, context=8), "of Llama"),
-        (hb.build("post-ln", depth=1, width=32, heads=2, vocab_size=9, context=8), "has another"),
+        (
+            hb.build("post-ln", depth=1, width=32, heads=2, vocab_size=9, context=8),
+            "norm_placement differs",
+        ),
     ):
         with pytest.raises(hb.ArgumentError, match=said):
             hb.to_gguf(other, tmp_path / "x.gguf", place)

@@ -113,7 +113,10 @@ def test_a_model_that_cannot_be_saved_leaves_the_one_before(
 
 
 def test_only_a_failing_writer_counts_as_a_full_disk(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="shapes do not fit"), writing(tmp_path / "a"):
+    with pytest.raises(RuntimeError, match="shapes do not fit"), writing(tmp_path / "a", tmp_path):
         raise RuntimeError("shapes do not fit")
-    with pytest.raises(RunError, match="disk is full or failing"), writing(tmp_path / "b"):
+    with (
+        pytest.raises(RunError, match="disk is full or failing"),
+        writing(tmp_path / "b", tmp_path),
+    ):
         torch.save(torch.zeros(10**6), "/dev/full")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -94,10 +94,8 @@ class Dense(Weight, kind="dense"):
 class Identity(Weight, kind="identity"):
     """Identity map instead of a weight matrix: the output is the input."""
 
-    @property
-    def initial(self) -> str:
-        """Name of the initial value, the identity, which training does not change."""
-        return "identity"
+    initial: ClassVar[str] = "identity"
+    """Name of the initial value, the identity, which training does not change."""
 
     def build(self, inputs: int, outputs: int) -> nn.Module:
         """Build a `torch.nn.Identity`."""
@@ -109,10 +107,8 @@ class Identity(Weight, kind="identity"):
 class Shared(Weight, kind="shared"):
     """Shared weight: a later layer uses the weight of the first layer."""
 
-    @property
-    def initial(self) -> str:
-        """Always normal, since the initial value of the first layer is not known here."""
-        return "normal"
+    initial: ClassVar[str] = "normal"
+    """Always normal, since the initial value of the first layer is not known here."""
 
     def build(self, inputs: int, outputs: int) -> SharedLinear:
         """Build a `SharedLinear`; the model connects it to the first layer."""

@@ -37,18 +37,18 @@ GIVE = "give a folder that save_pretrained wrote, or a GGUF file."
 
 def text(path: Path | str) -> str:
     """Check that a path is a text, a folder of files, or built-in data."""
-    place = Path(path)
+    file = Path(path)
     if path in BUILT_IN:
         return ""
     try:
-        if path != "" and place.is_dir():
-            if not any(place.iterdir()):
+        if path != "" and file.is_dir():
+            if not any(file.iterdir()):
                 return f"{path} holds no files; give a folder with text."
-            is_model = (place / "config.json").is_file() and any(place.glob("*.safetensors"))
+            is_model = (file / "config.json").is_file() and any(file.glob("*.safetensors"))
             return f"{path} is a model, not a text; {EXCHANGED}" if is_model else ""
-        if path == "" or not place.is_file():
+        if path == "" or not file.is_file():
             return f"{path or 'an empty name'} is not a file or folder; give one that exists."
-        kind = _not_text(place)
+        kind = _not_text(file)
     except OSError as error:
         return f"{path} cannot be read ({error.strerror}); change its permissions or leave it out."
     if "model" in kind:
@@ -89,15 +89,15 @@ def check_length(path: Path | str | None, windows: int, tokens: int) -> None:
 
 def saved(source: str) -> str:
     """Check that a source is a saved model: a folder, a GGUF file or a name in the cache."""
-    word, place = source.removeprefix(PREFIX), Path(source)
+    word, path = source.removeprefix(PREFIX), Path(source)
     if word.partition("[")[0] in PRESETS and not os.path.exists(source):
         trained = f"`hessblocks train {word} --out runs/{word}` first, then give runs/{word}."
         return f"{source} is a block without trained weights; type {trained}"
     if os.path.isdir(source):
-        inner = place / "model"
-        return _folder(inner if (inner / "config.json").is_file() else place)
+        inner = path / "model"
+        return _folder(inner if (inner / "config.json").is_file() else path)
     if os.path.isfile(source):
-        return _file(place)
+        return _file(path)
     if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source) and not source.endswith(".gguf"):
         return _cached(source)
     return f"{source or 'an empty name'} is not a folder; {GIVE}"

@@ -25,7 +25,7 @@ KNOWN = {
     "preset": PRESETS,
     "presets": PRESETS,
     "device": ("auto", "cpu", "cuda"),
-    "report_to": ("none", "tensorboard", "wandb", "trackio"),
+    "report_to": settings.TRACKERS,
     "position": ("learned", "sinusoidal", "rotary", "no"),
     "parts": PARTS,
     "curvature_groups": settings.ROLES,

@@ -76,7 +76,7 @@ def deci_fields(model: HessblocksForCausalLM) -> dict[str, Any]:
 def _check(number: int, block: BlockConfig, first: BlockConfig) -> None:
     """Refuse a layer that llama.cpp's `deci` cannot hold."""
     sizes: Any = {name: getattr(block, name) for name in OWN}
-    known = BlockConfig(
+    expected = BlockConfig(
         **sizes,
         norm=RMSNorm(eps=getattr(first.norm, "eps", 0.0)),
         mlp_norm=None if block.mlp_norm is None else first.norm,
@@ -92,7 +92,7 @@ def _check(number: int, block: BlockConfig, first: BlockConfig) -> None:
             f"--to gguf: layer {number} has no MLP, which llama.cpp's `deci` does not support"
         )
     fields = block.to_dict()
-    for name, value in known.to_dict().items():
+    for name, value in expected.to_dict().items():
         if fields[name] != value and (name, block.sub_blocks) != ("attention", "mlp"):
             raise ArgumentError(
                 f"--to gguf: layer {number} is not one of Llama's: its {name} differs; leave "
@@ -112,16 +112,16 @@ def deci_tensors(
     Returns:
         What `gguf_tensors` returns.
     """
-    found: dict[str, tuple[str, Shaped[np.ndarray, " rows"] | None]] = {}
+    tensors: dict[str, tuple[str, Shaped[np.ndarray, " rows"] | None]] = {}
     for name, parameter in model.named_parameters():
         module, order = name.rpartition(".")[0], None
         if module in OUTSIDE:
-            found[name] = f"{OUTSIDE[module]}.weight", None
+            tensors[name] = f"{OUTSIDE[module]}.weight", None
             continue
         _, _, number, part = module.split(".", 3)
         if part in ("attention.query", "attention.key"):  # pairs that turn together are neighbours
             half = model.config.blocks[int(number)].resolved_head_width // 2
             rows = np.arange(len(parameter)).reshape(-1, half, 2)
             order = rows.swapaxes(1, 2).reshape(-1)
-        found[name] = f"blk.{number}.{TENSORS[part]}.weight", order
-    return found
+        tensors[name] = f"blk.{number}.{TENSORS[part]}.weight", order
+    return tensors

@@ -66,8 +66,8 @@ def _compressed_tensors(
     tensors: State = {}
     for name, value in stored.items():
         module = name.removesuffix("weight")
-        own = isinstance(value, dict)
-        tensors |= {f"{module}{key}": v for key, v in value.items()} if own else {name: value}
+        packed = isinstance(value, dict)
+        tensors |= {f"{module}{key}": v for key, v in value.items()} if packed else {name: value}
     scheme = {"type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
     groups = {
         f"bits_{width}": {
@@ -93,16 +93,16 @@ def _torchao(
     import torch
     from transformers import TorchAoConfig
 
-    own = library("torchao.quantization", "torchao's folder")
+    torchao = library("torchao.quantization", "torchao's folder")
     flat = library("torchao.prototype.safetensors.safetensors_support", "torchao's folder")
     rule = {
-        module: own.IntxWeightOnlyConfig(
-            weight_dtype=getattr(torch, f"int{width}"), granularity=own.PerGroup(GROUP)
+        module: torchao.IntxWeightOnlyConfig(
+            weight_dtype=getattr(torch, f"int{width}"), granularity=torchao.PerGroup(GROUP)
         )
         for module, width in bits.items()
     }
     tensors, metadata = flat.flatten_tensor_state_dict(dict(stored))
-    return tensors, metadata, TorchAoConfig(own.FqnToConfig(rule)).to_dict()
+    return tensors, metadata, TorchAoConfig(torchao.FqnToConfig(rule)).to_dict()
 
 
 FOLDERS = {"compressed-tensors": _compressed_tensors, "torchao": _torchao}

@@ -120,10 +120,7 @@ def measure_price(
         "command": "price",
         "source": source,
         "model": {"name": subject.name, **subject.digests()},
-        "data": {
-            "name": str(data),
-            "fingerprint": _fingerprint({**text, "other": held_out}),
-        },
+        "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": held_out})},
         "edits": list(dict.fromkeys(change.how for change in changes.values())),
         **asdict(settings),
         **({"merged": fingerprint(merging)} if merging else {}),
@@ -142,7 +139,7 @@ def measure_price(
         if not summary:
             summary = {"command": "price", "model": subject.name, "told": told}
             summary |= {"changes": len(bill), "asked": settings.allocate}
-            other = in_pieces(subject.model, held_out)
+            other = in_pieces(subject.model, held_out) if settings.check else None
             summary |= _summary(bill, other, settings, folder, progress)
             storage.write_json(folder / "summary.json", summary)
         if finish:
@@ -397,7 +394,11 @@ def stored_weights(source: str, names: Sequence[str]) -> dict[str, Float[Tensor,
 
 
 def _summary(
-    bill: Bill, held_out: Problem, settings: PricingSettings, folder: Path, progress: Progress
+    bill: Bill,
+    held_out: Problem | None,
+    settings: PricingSettings,
+    folder: Path,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Sum prices, allocate bits, check forecasts, and write the tables."""
     sets: dict[str, tuple[str, ...]] = {}

@@ -106,10 +106,7 @@ def measure_quantise(
         "command": "quantise",
         "source": source,
         "model": {"name": subject.name, **subject.digests()},
-        "data": {
-            "name": str(data),
-            "fingerprint": _fingerprint({**text, "other": held_out}),
-        },
+        "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": held_out})},
         "formats": list(FORMATS[settings.to]),
         **asdict(settings),
         "file": str(file),

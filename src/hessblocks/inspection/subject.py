@@ -113,8 +113,8 @@ class Subject:
         Models with equal digests are equal.
         """
         stored = stored_words(getattr(self.model, "config", None))
-        found = {"fingerprint": fingerprint(self.model), "configuration": self.configuration()}
-        return {**found, "stored": stored} if stored else found
+        digests = {"fingerprint": fingerprint(self.model), "configuration": self.configuration()}
+        return {**digests, "stored": stored} if stored else digests
 
 
 def other_function(first: Any, second: Any, tokenizers: Sequence[Any]) -> list[str]:

@@ -226,7 +226,10 @@ def _set(config: Any, key: str, value: Any) -> Any:
     if field is not None:
         old = getattr(config, field)
         if old != value and (value or not isinstance(value, int)):
-            setattr(config, field, value)
+            try:
+                setattr(config, field, value)
+            except AttributeError:  # a property that other fields decide
+                return old
         return value if value is not None else 0.0
     per_head = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
     computed = {

@@ -59,13 +59,14 @@ def write_report(folder: AnyPath) -> Path:
         if name not in SETTINGS or len({*column} - {templates.ABSENT}) > 1
     }
     blocks = [folder / "blocks.svg", folder / "blocks-narrow.svg"]
+    subject = f"{len(presets)} transformer blocks compared"
+    if len(presets) == 1:
+        subject = f"the transformer block {presets[0]}"
     return templates.write_page(
         folder,
         "comparison.html",
         title=f"hessblocks {results.settings.command}: {', '.join(presets)}",
-        heading=f"hessblocks: the transformer block {presets[0]}"
-        if len(presets) == 1
-        else f"hessblocks: {len(presets)} transformer blocks compared",
+        heading=f"hessblocks: {subject}",
         headline=headline(comparison),
         found=comparison,
         columns=list(columns),

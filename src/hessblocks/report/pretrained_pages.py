@@ -25,16 +25,14 @@ LAYER = re.compile(r"(?:^|\.)\d+\.(.+?)(?:\.weight)?$")
 """Pattern of the text after the number of a layer in a parameter's name."""
 
 
-def nats(row: Row, name: str = "forecast", missing: str = ABSENT) -> str:
+def nats(row: Row, name: str = "forecast") -> str:
     """Format a number of a row with its standard error."""
-    if row[name] is None:
-        return missing
     return with_error(Average(value=row[name], standard_error=row[f"{name}_error"], seeds=1))
 
 
-def _number(name: str, form: Callable[[float], str] = number) -> Callable[[Row], str]:
-    """Make the column of a number that some rows lack."""
-    return lambda row: form(row[name]) if name in row else ABSENT
+def _number(row: Row, name: str) -> str:
+    """Format a number that some rows lack."""
+    return number(row[name]) if name in row else ABSENT
 
 
 def _trusted(row: Row) -> str:
@@ -93,16 +91,16 @@ def bits_map(shares: Iterable[Row]) -> Figure | None:
 COSTS: Columns = {
     "Changed together": itemgetter("name"),
     "Forecast KL": nats,
-    "Measured KL": lambda row: nats(row, "measured", missing=""),
+    "Measured KL": lambda row: "" if row["measured"] is None else nats(row, "measured"),
     "Forecast trusted": _trusted,
 }
 BILL: Columns = {
     "Change": itemgetter("name"),
     "Forecast KL": nats,
-    "Diagonal": _number("diagonal"),
-    "Full form": _number("full"),
-    "Loss, to first order": _number("gradient"),
-    "Weight changed by": _number("relative_size", "{:.1%}".format),
+    "Diagonal": lambda row: _number(row, "diagonal"),
+    "Full form": lambda row: _number(row, "full"),
+    "Loss, to first order": lambda row: _number(row, "gradient"),
+    "Weight changed by": lambda row: f"{row['relative_size']:.1%}",
     "Forecast trusted": _trusted,
 }
 
@@ -114,10 +112,10 @@ def _priced(folder: Path, summary: Row) -> dict[str, Any]:
     }
     by_layer = layer_map({"Cost of each head, by layer": heads}, "log₁₀ nats")
     allocation = bits_map(summary.get("shares", []))
-    what = "rounding activations of" if "what" in summary else "compressing"
+    priced = "rounding activations of" if "what" in summary else "compressing"
     return {
         "front_title": f"{summary['model']}, nats per token: {_costs(summary['together'])}",
-        "heading": f"What {what} {summary['model']} costs",
+        "heading": f"What {priced} {summary['model']} costs",
         "heads": drawn_picture(by_layer, folder, "heads"),
         "front": drawn_picture(_over_bits(summary), folder, "front"),
         "allocation": drawn_picture(allocation, folder, "allocation"),
@@ -140,8 +138,8 @@ def price_headline(summary: Row) -> tuple[str, ...]:
     single = [f"One at a time: {summary['check']}."] if "check" in summary else []
     if "sentences" in summary:
         return (*summary["sentences"], *single, *told_sentences(summary))
-    what = summary.get("what", "matrices")
-    first = f"Expected cost in nats per token of all {what} together: "
+    priced = summary.get("what", "matrices")
+    first = f"Expected cost in nats per token of all {priced} together: "
     first += "; ".join(f"{name}: {nats(row)}" for name, row in rows.items()) + "."
     if "uniform" in summary:
         width, between = summary["uniform"], " and "
@@ -210,9 +208,9 @@ def _size(count: float) -> str:
 QUANTISED: Columns = {
     "File": itemgetter("name"),
     "Size": lambda row: _size(row["bytes"]),
-    "Bits a weight": _number("bits", "{:.3g}".format),
+    "Bits a weight": lambda row: f"{row['bits']:.3g}",
     "Forecast KL": nats,
-    "Measured KL": lambda row: nats(row, "measured"),
+    "Measured KL": lambda row: ABSENT if row["measured"] is None else nats(row, "measured"),
     "Perplexity": _factor,
 }
 
@@ -279,10 +277,10 @@ REMOVALS: Columns = {
     "Layer": lambda row: str(row["layer"]),
     "KL": lambda row: nats(row, "kl"),
     "Loss": lambda row: nats(row, "loss"),
-    "Parameters": _number("parameters", "{:,}".format),
-    "Operations a token": _number("operations", "{:,.0f}".format),
-    "Cache a token": _number("cache", "{:,}".format),
-    "Nats for 1 %": _number("nats_per_percent", "{:.3g}".format),
+    "Parameters": lambda row: f"{row['parameters']:,}",
+    "Operations a token": lambda row: f"{row['operations']:,.0f}",
+    "Cache a token": lambda row: f"{row['cache']:,}",
+    "Nats for 1 %": lambda row: f"{row['nats_per_percent']:.3g}",
 }
 SIZES = {
     "parameters": ("parameters", ",.0f"),

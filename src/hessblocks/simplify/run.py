@@ -24,7 +24,6 @@ from hessblocks.data import Windows, documents_of, encoded, start_words, templat
 from hessblocks.errors import ArgumentError, RunError, duration
 from hessblocks.escape import printable
 from hessblocks.progress import Progress
-from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make
 from hessblocks.simplify.change import one_pass
 from hessblocks.simplify.healing import heal
@@ -40,7 +39,7 @@ from hessblocks.simplify.table import (
     measure_removals,
 )
 from hessblocks.storage import CARD, write_text
-from hessblocks.training import claimed, resolve_device
+from hessblocks.training import claimed, resolve_device, saving
 
 CHEAPEST = 60
 """Removals that summary.json and the page list as the cheapest."""
@@ -386,14 +385,9 @@ def _save(
     except ArgumentError:  # layers of different sizes
         family = None
         model.config.opened_by = facts["opened by"] = OPENED
-    with storage.atomic_folder(folder) as temporary, quiet():
-        try:
-            (family or model).save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-        except OSError:
-            raise
-        except Exception as error:  # of safetensors and tokenizers, for a full disk
-            raise RunError(f"--out: {folder} cannot be written ({error}).") from error
+    with saving(folder) as temporary:
+        (family or model).save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
         _write_card(temporary, kind, facts, **about)
         storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, {})
 

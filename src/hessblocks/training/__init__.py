@@ -1,7 +1,7 @@
 """Train and compare blocks; a resumed run gives the same digits as an uninterrupted one."""
 
 from hessblocks.training.comparison import compare, next_rate, train, tuning_loss
-from hessblocks.training.folder import CheckpointWarning, claimed
+from hessblocks.training.folder import CheckpointWarning, claimed, saving
 from hessblocks.training.following import (
     CurvatureCallback,
     GainCallback,

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from hessblocks import storage
+from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.quiet import quiet
 
@@ -163,8 +164,12 @@ class CheckpointWarning(UserWarning):
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path, shown: Path) -> Iterator[None]:
     """Run code that saves into `folder`; on any error remove the folder and report a failed write.
+
+    Args:
+        folder: folder to remove.
+        shown: path in the message.
 
     Raises:
         RunError: the folder cannot be written. A full disk shows as an OSError, or as an error of
@@ -176,10 +181,25 @@ def writing(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
         if not isinstance(error, OSError | SafetensorError) and not _WRITERS.search(str(error)):
             raise
-        reason = getattr(error, "strerror", None) or "the disk is full or failing"
+        reason, by_system, _ = str(error).partition(" (os error")
+        reason = getattr(error, "strerror", None) or (
+            reason if by_system else "the disk is full or failing"
+        )
         raise RunError(
-            f"--out: {folder.parent} cannot be written ({reason}); free some space and run again."
+            f"--out: {shown} cannot be written ({reason}); free some space and run again."
         ) from error
+
+
+@contextmanager
+def saving(folder: AnyPath) -> Iterator[Path]:
+    """Yield a temporary folder for a model of transformers, and rename it to `folder` on success.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    path = Path(folder)
+    with storage.atomic_folder(path) as temporary, quiet(), writing(temporary, path):
+        yield temporary
 
 
 def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path | None:
@@ -296,7 +316,7 @@ def save_model(
     Raises:
         RunError: the folder cannot be written.
     """
-    with storage.atomic_folder(folder.model) as temporary, quiet(), writing(temporary):
+    with saving(folder.model) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         folder.mark_whole(temporary, folder.model.name, progress)

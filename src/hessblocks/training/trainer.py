@@ -189,7 +189,7 @@ class GuardedTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
-        with writing(folder):
+        with writing(folder, folder.parent):
             super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

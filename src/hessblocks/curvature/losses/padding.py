@@ -63,7 +63,8 @@ class TextPositions:
             model: model that takes the batches.
         """
         self._names = tuple(inspect.signature(model.forward).parameters)
-        self._needed: bool | None = None
+        self.needed: bool | None = None
+        """Whether the logits need positions; None before that was decided."""
 
     def put_into(self, batch: Batch, outputs: Callable[[Batch], Float[Tensor, "..."]]) -> Batch:
         """Add `position_ids` to a left-padded batch, if the model's logits need them.
@@ -78,12 +79,12 @@ class TextPositions:
         Returns:
             The batch, with its other entries unchanged.
         """
-        mask = None if self._needed is False else self._mask(batch)
+        mask = None if self.needed is False else self._mask(batch)
         if mask is None or not _padding(mask).any():
             return batch
-        if self._needed is None:
-            self._needed = self._decide(batch, mask, outputs)
-        return _counted(batch, mask) if self._needed else batch
+        if self.needed is None:
+            self.needed = self._decide(batch, mask, outputs)
+        return _counted(batch, mask) if self.needed else batch
 
     def _mask(self, batch: Batch) -> Shaped[Tensor, "rows tokens"] | None:
         """Find the attention mask, (rows, tokens); None if the batch has `position_ids`."""

@@ -216,10 +216,7 @@ class FunctionModel(nn.Module):
                     f"{tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__}"
                 )
             # `register_parameter` refuses names with dots
-            parameter = (
-                tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach())
-            )
-            self._parameters[name] = parameters.setdefault(id(tensor), parameter)
+            self._parameters[name] = parameters.setdefault(id(tensor), _parameter(tensor))
 
     def get_submodule(self, target: str) -> nn.Module:
         """Return the owner of a parameter, whose name may hold dots."""
@@ -229,6 +226,10 @@ class FunctionModel(nn.Module):
         """Call the function with the parameters, in a mapping or list as the caller gave them."""
         parameters = dict(self._parameters)
         return self._function(parameters if self._named else list(parameters.values()), inputs)
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach())
 
 
 def as_module(model: nn.Module | Callable[..., Any], params: Params | None) -> nn.Module:

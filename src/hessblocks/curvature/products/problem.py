@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.curvature import losses, model_state
+from hessblocks.curvature.closed import Unplanned
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products.calling import Params, as_module, logits_of
 from hessblocks.curvature.products.distributed import (
@@ -219,13 +220,8 @@ class Problem(Operand):
             present = self._present()
             if self._blocks and not self._ran and self._noted != present:
                 raise self._changed()
-            if not (self._blocks or self._fresh) and (
-                self._noted is None or self._noted[0] != present[0]
-            ):
-                self._forget()
             if not self._blocks:
-                self._fresh = False
-                self._noted, self._ran = present, False
+                self._note_form(present)
             self._blocks += 1
         try:
             yield
@@ -251,16 +247,28 @@ class Problem(Operand):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Enter one product that shares nothing with others; what was found before is dropped."""
+        """Enter one product by itself; the first lists no form of the model, the others compare."""
         with model_state.exclusive(self.model), readable_errors():
             model_state.check_contexts(self.model, self.device)
             if not self._fresh:
-                self._forget()
+                self._note_form(self._present())
             self._run.alone, self._fresh = True, False
             try:
                 yield
+            except Unplanned:
+                self._fresh = True  # what was found holds for the product by a plan that follows
+                raise
+            else:
+                if self._positions.needed is not None:  # a decision that is told, and not repeated
+                    self._noted = self._present()
             finally:
                 self._run.alone = False
+
+    def _note_form(self, present: tuple[Hashable, Hashable]) -> None:
+        """Drop what was found of another form of the model, and note the present one."""
+        if not self._fresh and (self._noted is None or self._noted[0] != present[0]):
+            self._forget()
+        self._noted, self._ran, self._fresh = present, False, False
 
     def graphs(self, key: Hashable, fresh: Iterable[Any]) -> Iterable[Any]:
         """Return graphs, cached inside of `kept` if the plan allows.

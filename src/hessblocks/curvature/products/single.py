@@ -50,8 +50,10 @@ ROUNDED = 16
 
 
 def needs_plan(problem: Any, vectors: int) -> bool:
-    """Tell whether products need a plan: several, a limit, several processes, other dtypes."""
+    """Tell whether products need a plan: several, a limit, processes, other devices or dtypes."""
     if vectors > 1 or problem.planned or problem.memory_limit or problem.processes.count > 1:
+        return True
+    if problem.device.type not in ("cpu", "cuda"):  # whose random numbers may not tell their state
         return True
     dtypes = {parameter.dtype for parameter in problem.parameters.values()}
     return len(dtypes) > 1 or not dtypes <= set(DTYPES)
@@ -104,8 +106,8 @@ def whole_graphs(
 def _random_states(device: torch.device) -> list[object]:
     """Return the states of the random numbers that a forward pass may draw."""
     states = [torch.get_rng_state()]
-    if device.type != "cpu":
-        states.append(torch.get_device_module(device).get_rng_state(device))
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
     state_of_numpy: Any = np.random.get_state()
     _, keys, position, *_ = state_of_numpy
     in_torch = [state.numpy().tobytes() for state in states]
