@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
@@ -35,6 +35,8 @@ from hessblocks_studies.gallery import (
 )
 
 DOCS = Path(__file__).parent
+COMMAND = re.compile(r"```bash\n(hessblocks reproduce .*)\n```")
+"""The command of a page."""
 PICTURES = "results"
 PLANS = DOCS / PICTURES / "plans"
 """Rules of finished studies."""
@@ -104,7 +106,7 @@ def main(runs: Path, target: Path = DOCS) -> None:
         shutil.copyfile(source / "figure.json", folder / f"{section.name}-figure.json")
         drawn, caption = draw_study(folder, section.name) if section.picture else ((), "")
         write_text(folder / f"{section.name}.md", described(section, drawn, caption))
-    write_index(target, {section.name: section for _, section in sections})
+    write_index(target)
     print(undecided(folder))
 
 
@@ -193,13 +195,8 @@ def without_legend(drawn: Any, height: float) -> None:
         drawn.get_layout_engine().set(rect=(0, ROOM / height, 1, 1 - ROOM / height))
 
 
-def write_index(target: Path, shown: Mapping[str, StudySection]) -> None:
-    """Write the index of all studies that have a page; mark finished ones and earlier versions.
-
-    Args:
-        target: folder of pages.
-        shown: the studies that were read now.
-    """
+def write_index(target: Path) -> None:
+    """Write the index of all studies that have a page; mark finished ones and earlier versions."""
     folder = target / PICTURES
     lines: dict[str, list[str]] = {words: [] for words in GROUPS.values()}
     for name in there(folder):
@@ -218,7 +215,7 @@ def write_index(target: Path, shown: Mapping[str, StudySection]) -> None:
     parts = [
         HEAD,
         undecided(folder) + "\n",
-        missing(shown.values(), there(folder)),
+        missing(folder),
         *("\n".join([f"## {group}", "", *own, ""]) for group, own in lines.items() if own),
     ]
     write_text(target / "results.md", "\n".join(part for part in parts if part))
@@ -269,21 +266,20 @@ def finished(name: str) -> str:
     )
 
 
-def missing(sections: Collection[StudySection], kept: Collection[str]) -> str:
+def missing(folder: Path) -> str:
     """The studies that are not there, and those that lack points; empty where all is there."""
-    shown = {section.name for section in sections} | set(kept)
     lines = [
         f"- {name}: {find(name).title}. `hessblocks reproduce {name}`"
         for name in names()
-        if name not in shown
+        if not (folder / f"{name}.md").exists()
     ]
-    lines += [
-        f"- {section.name}: {section.missing} of {section.summary['points']['total']} points"
-        f"{' known so far, more follow' if find(section.name).more else ''}. "
-        f"`{section.command}`"
-        for section in sections
-        if section.missing
-    ]
+    for name in (name for name in there(folder) if name not in FINISHED):
+        points = read_object(folder / f"{name}.json")["points"]
+        command = COMMAND.search((folder / f"{name}.md").read_text(encoding="utf-8"))
+        if points["missing"] and command:
+            more = " known so far, more follow" if find(name).more else ""
+            of = f"{points['missing']} of {points['total']} points{more}"
+            lines.append(f"- {name}: {of}. `{command[1]}`")
     return "\n".join(["## Missing", "", *lines, ""]) if lines else ""
 
 
