@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from experiments.tests.smoke_runs import run_a_point_of_each_kind
+from hessblocks.cli.app import main
 from hessblocks.data.corpus import Corpus
 from hessblocks.figures import Panel, Series
 from hessblocks.models.build import build
@@ -22,6 +23,7 @@ from hessblocks.training.trainer import RunTrainer, ShuffledPasses, spread
 from hessblocks_studies.blocks_paper import ablations, mirrored_starts, speed
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.data import texts
+from hessblocks_studies.engine import POINTS
 from hessblocks_studies.engine.captured_steps import capture_steps
 from hessblocks_studies.runner import run_study
 from hessblocks_studies.shared import trained_points as trained
@@ -517,6 +519,33 @@ def test_a_study_runs_at_smoke_scale(corpus: Corpus, tiny: None, tmp_path: Path,
         summary = study.summarise(result.rows[:count])
         json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
     assert summary.figure.panels
+
+
+@pytest.mark.usefixtures("corpus", "tiny", "blank")
+def test_a_stored_point_moved_to_another_device_voids_its_differences(tmp_path: Path) -> None:
+    before = {
+        check.fact: check for check in run_study("skipless", out=tmp_path, scale="smoke").checks
+    }
+    store = tmp_path / "skipless" / POINTS
+    lines = store.read_text(encoding="utf-8").splitlines()
+    (place,) = (
+        number
+        for number, text in enumerate(lines)
+        if '"variant":"skipless"' in text and '"seed":1' in text
+    )
+    assert lines[place].count('"device":"cpu"') == 1
+    lines[place] = lines[place].replace('"device":"cpu"', '"device":"cuda"')
+    store.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert main(["report", str(tmp_path)]) == 0
+    after = json.loads((tmp_path / "skipless" / "summary.json").read_text("utf-8"))["checks"]
+    ours = {check["fact"]: check["ours"] for check in after}
+    assert "differ in device" not in before["skipless trains slower than pre-ln"].ours
+    assert (
+        "void, since the runs differ in device (cpu, cuda)"
+        in (ours["skipless trains slower than pre-ln"])
+    )
+    untouched = "v-skipinit trains slower than pre-ln"
+    assert ours[untouched] == before[untouched].ours
 
 
 KINDS: dict[str, Callable[[Any], object]] = {
