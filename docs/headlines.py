@@ -151,8 +151,10 @@ def _told(root: Path, study: str) -> dict[str, Any]:
 
 
 def _seeds(told: Mapping[str, Any]) -> int:
-    """Count the seeds; 0 if the study has none in its settings."""
-    return len(told["settings"].get("seed", ()))
+    """Count the seeds of judged runs, without that of a tuning; 0 if the settings have none."""
+    seeds = told["settings"].get("seed", ())
+    tuned = "tuning" in told["settings"].get("phase", ()) and len(seeds) > 1
+    return len(seeds) - tuned
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from hessblocks.figures import read_figure
 from hessblocks.storage.tables import Row
 from hessblocks_studies.blocks_paper import finetuning as downstream
 from hessblocks_studies.blocks_paper import masked_lm
+from hessblocks_studies.blocks_paper import tuning_recipe as recipe
 from hessblocks_studies.blocks_paper.finetuning import ACCURACY, FRESH, PUBLISHED_SCORES, VALIDATION
 from hessblocks_studies.catalogue import find
 from hessblocks_studies.data import docstrings
@@ -55,6 +58,37 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in NAMES:
         run_study(name, out=folder, scale="smoke", seeds=1)
     return folder
+
+
+def test_the_recipe_pretrains_decays_by_a_cosine_and_counts_runs_that_diverge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decays: list[str] = []
+    finetune = import_module("hessblocks_studies.masked.finetune")  # the face has its function
+    usual = finetune.quiet_arguments
+
+    def arguments(*folder: Any, **fields: Any) -> Any:
+        decays.append(fields["lr_scheduler_type"])
+        return usual(*folder, **fields)
+
+    monkeypatch.setattr(finetune, "quiet_arguments", arguments)
+    rows = [
+        dict(row) for row in run_study("tuning-recipe", out=tmp_path, scale="smoke", seeds=1).rows
+    ]
+    assert {*decays} == {"cosine"}
+    assert {row["variant"] for row in rows if row["quantity"] == ACCURACY} == {*recipe.VARIANTS}
+    fact = "without norms some fine-tuning runs diverge, with norms none"
+
+    def holds() -> bool | None:
+        (check,) = (one for one in recipe.STUDY.summarise(rows).checks if one.fact == fact)
+        return check.holds
+
+    assert holds() is False
+    scores = {row["variant"]: row for row in rows if row["quantity"] == ACCURACY}
+    scores[recipe.NO_NORM]["value"] = None
+    assert holds() is True
+    scores["pre-ln"]["value"] = None
+    assert holds() is False
 
 
 @pytest.mark.slow

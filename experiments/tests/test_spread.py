@@ -7,12 +7,14 @@ import torch
 from hessblocks.curvature import Problem, group_norms, parameter_groups
 from hessblocks.models import build
 from hessblocks.storage import NORM
-from hessblocks_studies.shared import PROBES, SPREAD, curvature_rows, text_of
+from hessblocks_studies.shared import SPREAD, Probe, curvature_rows, text_of
 from hessblocks_studies.shared.measured_curvature import HETEROGENEITY, SETS, spread
 from hessblocks_studies.shared.trained_points import SMALLEST
 
 ATTENTION = {f"attention.{name}" for name in ("query", "key", "value", "projection")}
 COMMON = {"attention.query", "mlp.in", "mlp.out"}
+
+PROBE = Probe(sequences=2, tokens=8, probes=4)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,7 @@ def model() -> torch.nn.Module:
 
 def test_each_seed_has_a_batch_and_probes_of_its_own(model: torch.nn.Module) -> None:
     """Norms of one and the same model, measured anew with two seeds."""
-    probe, corpus, batches = PROBES["smoke"], text_of(SMALLEST), []
+    probe, corpus, batches = PROBE, text_of(SMALLEST), []
     for seed in (1, 2):
         batches.append(corpus.curvature_batch(probe.sequences, probe.tokens, seed))
         problem = Problem(model.eval(), batches[-1], loss="causal-lm")
@@ -40,7 +42,7 @@ def test_each_seed_has_a_batch_and_probes_of_its_own(model: torch.nn.Module) -> 
 
 def test_unevenness_is_that_of_the_measured_norms_of_its_set(model: torch.nn.Module) -> None:
     """Of the matrices alone, of those that all blocks have, and of everything; without keys."""
-    rows = curvature_rows(model, text_of(SMALLEST), PROBES["smoke"], 1, without=["key"])
+    rows = curvature_rows(model, text_of(SMALLEST), PROBE, 1, without=["key"])
     norms = {
         row["group"]: (row["value"], row["standard_error"] or 0.0)
         for row in rows

@@ -30,7 +30,6 @@ from hessblocks_studies.shared.gathering import (
 from hessblocks_studies.shared.measured_curvature import (
     ALL_MATRICES,
     HETEROGENEITY,
-    PROBES,
     SPREAD,
     Probe,
     curvature_rows,

@@ -12,7 +12,6 @@ from hessblocks.data import Corpus
 from hessblocks.linalg import Estimate
 from hessblocks.statistics import ends, variance
 from hessblocks.storage import Row
-from hessblocks_studies.engine import Scale
 from hessblocks_studies.shared.gathering import measured
 
 ALL_MATRICES, COMMON_MATRICES, ALL_GROUPS = "all weight matrices", "common matrices", "all groups"
@@ -41,13 +40,6 @@ class Probe:
     """Tokens per window."""
     probes: int
     """Number of random vectors per group."""
-
-
-PROBES: dict[Scale, Probe] = {
-    "smoke": Probe(sequences=2, tokens=8, probes=4),
-    "laptop": Probe(sequences=16, tokens=64, probes=8),
-    "paper": Probe(sequences=16, tokens=128, probes=16),
-}
 
 
 def curvature_rows(
