@@ -16,6 +16,7 @@ from hessblocks import curvature, linalg, storage
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.spending import Spending, Subjects
+from hessblocks.malloc import return_freed_memory
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
 from hessblocks.theory import AttentionHessian
@@ -206,6 +207,7 @@ class CurvatureRun:
             seed=self.settings.seed,
             step=lambda drawn: self._show(drawn * curvature.SAMPLE),
         ).products
+        return_freed_memory()  # eigenvalues allocate other sizes
         return grams, linalg.norms_from_pairs(grams)
 
     @cached_property
