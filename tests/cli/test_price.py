@@ -452,7 +452,7 @@ def test_a_cache_is_priced_head_by_head_with_a_recipe(
     assert rows(out / "bill.csv") == found
 
     given = ["price", place / "model", "--data", place / "text.txt", *FEW, "--out", tmp_path / "no"]
-    assert "nothing in fewer than 32 tokens" in sentence(shell(*given, "--cache", "4"))
+    assert "give --tokens 32 or more" in sentence(shell(*given, "--cache", "4"))
     both = shell(*given, "--cache", "4", "--round", "3")
     assert "activations and weights are priced apart" in sentence(both)
     outcome = shell(*given[:-1], tmp_path / "inputs", "--activations", "4,8", "--check", "0")

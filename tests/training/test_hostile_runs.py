@@ -181,3 +181,16 @@ def test_a_folder_of_another_command_is_not_called_damaged(tmp_path: Path) -> No
         claimed(tmp_path, config, growing=["presets"], free=["seed"]),
     ):
         pass
+
+
+def test_a_refused_run_leaves_the_folder_to_the_corrected_one(tmp_path: Path) -> None:
+    refused, corrected = ({"command": "price", "tokens": tokens} for tokens in (16, 64))
+    with pytest.raises(ArgumentError, match="too few"), claimed(tmp_path, refused):
+        raise ArgumentError("too few tokens")
+    assert not [path for path in tmp_path.iterdir() if path.name[0] != "."]
+    with claimed(tmp_path, corrected):
+        (tmp_path / "draws.safetensors").touch()
+    with pytest.raises(ArgumentError, match="too large"), claimed(tmp_path, corrected):
+        raise ArgumentError("too large")
+    with claimed(tmp_path, corrected):  # samples that were drawn are of these settings
+        assert (tmp_path / "draws.safetensors").exists()

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from hessblocks.bill import Bill, Change, activation_changes, cache_changes
+from hessblocks.bill import BLOCK, Bill, Change, activation_changes, cache_changes
+from hessblocks.errors import ArgumentError
 from hessblocks.settings import PricingSettings
 
 Grid = tuple[Literal["token", "channel"], int]
@@ -19,9 +20,21 @@ Sets = Mapping[str, Sequence[str]]
 
 
 def rounded_activations(model: nn.Module, settings: PricingSettings) -> dict[str, Change]:
-    """Make the changes of `--cache`, head by head, and of `--activations`."""
+    """Make the changes of `--cache`, head by head, and of `--activations`.
+
+    Returns:
+        Changes by name.
+
+    Raises:
+        ArgumentError: windows are shorter than a block of a channel.
+    """
     changes: dict[str, Change] = {}
     bits = settings.cache
+    if bits and settings.tokens < BLOCK:
+        raise ArgumentError(
+            f"--tokens: --cache prices scales per channel too, which {BLOCK} tokens share; give "
+            f"--tokens {BLOCK} or more."
+        )
     for per, exact in GRIDS if bits else ():
         changes |= cache_changes(model, keys=bits, values=bits, per=per, exact=exact, heads=True)
     if settings.activations:
@@ -70,12 +83,15 @@ def head_map(bill: Bill, bits: int) -> dict[str, list[float]]:
     return nats
 
 
-def cache_sentences(costs: Mapping[str, float], bits: Sequence[int]) -> Iterator[str]:
+def cache_sentences(
+    costs: Mapping[str, float], bits: Sequence[int], kind_of_cost: str
+) -> Iterator[str]:
     """Say what grids cost against each other, what the first token costs, and recipes.
 
     Args:
-        costs: forecast of each row of together.csv.
+        costs: cost of each row of together.csv.
         bits: bits of `--cache`.
+        kind_of_cost: measured or forecast.
     """
     for kind, width in product(("keys", "values"), bits):
         by = {per: costs[f"all, {kind}, {width} bits per {per}"] for per in ("token", "channel")}
@@ -83,14 +99,18 @@ def cache_sentences(costs: Mapping[str, float], bits: Sequence[int]) -> Iterator
         exact = costs[f"all, {kind}, {width} bits per token, first token exact"]
         if by[cheap] > 0:
             yield (
-                f"At {width} bits {kind} cost {by[cheap]:.3g} nats with a scale per {cheap} and "
+                f"At {width} bits {kind} cost {by[cheap]:.3g} nats ({kind_of_cost}) with a scale "
+                f"per {cheap} and "
                 f"{by[dear] / by[cheap]:.2g} times as much with one per {dear}; the first token "
                 f"carries {1 - exact / by['token']:.0%} of their cost per token."
             )
     for name in costs:
         if name.startswith("recipe at"):
             words = "; ".join(runtime_words(name)) or "none of the runtimes' options says this"
-            yield f"The cheapest {name} ({costs[name]:.3g} nats). Nearest: {words}."
+            yield (
+                f"By forecast the cheapest {name} ({costs[name]:.3g} nats, {kind_of_cost}). "
+                f"Nearest: {words}."
+            )
 
 
 def runtime_words(recipe: str) -> Iterator[str]:

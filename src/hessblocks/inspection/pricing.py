@@ -407,6 +407,8 @@ def _summary(
     rows = sorted(bill.to_rows(), key=lambda row: -row["forecast"])
     summary: dict[str, Any] = {"bill": rows[:SHOWN], "samples": len(bill.draws.pieces)}
     summary["form"] = "mixture" if bill.draws.scales is None else "diagonal"
+    if settings.cache or settings.activations:
+        summary["form"] = "diagonal"
     if settings.against:
         summary["form"] = "moments"
     if settings.allocate is not None:
@@ -427,10 +429,6 @@ def _summary(
     if settings.cache:
         sets |= recipes(bill, sets, settings.cache)
     together = [bill.sum(names).to_rows()[0] for names in sets.values()]
-    if settings.cache:
-        costs = dict(zip(sets, (row["forecast"] for row in together), strict=True))
-        summary["sentences"] = list(cache_sentences(costs, settings.cache))
-        summary["heads"] = head_map(bill, settings.cache[len(settings.cache) // 2])
     if settings.check:
         with progress.stage("check"):
             check = bill.check(settings.check, held_out)
@@ -442,6 +440,11 @@ def _summary(
         for kind in ("svg", "png"):
             with storage.atomic_path(folder / "figures" / f"check.{kind}") as temporary:
                 drawn.savefig(temporary, dpi=150)
+    if settings.cache:
+        kind = "measured" if settings.check else "forecast"
+        costs = {name: row[kind] for name, row in zip(sets, together, strict=True)}
+        summary["sentences"] = list(cache_sentences(costs, settings.cache, kind))
+        summary["heads"] = head_map(bill, settings.cache[len(settings.cache) // 2])
     named = [
         {**row, "name": name, "bits": bill.sum(sets[name]).bits}
         for name, row in zip(sets, together, strict=True)

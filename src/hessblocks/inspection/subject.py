@@ -90,7 +90,7 @@ class Subject:
         if self.context is not None and tokens > self.context:
             raise ArgumentError(
                 f"--tokens: {tokens} are longer than the context of {self.context} of {self.name}; "
-                "ask for fewer."
+                f"add --tokens {self.context}."
             )
 
     @property

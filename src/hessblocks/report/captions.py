@@ -9,6 +9,9 @@ from itertools import groupby
 from hessblocks.figures import LARGE, NEGLIGIBLE, number
 from hessblocks.statistics import Average, Heterogeneity
 
+SMALL = -6
+"""Power of ten below which errors are written with an exponent."""
+
 
 def seeds_and_error(seeds: Sequence[int], mark: str, single: str) -> str:
     """Write the number of seeds, and the meaning of error bars.
@@ -75,12 +78,15 @@ def with_interval(value: float, low: float, high: float) -> str:
 
 
 def with_error(mean: Average) -> str:
-    """Format a mean with its standard error: 5.07 ± 0.02, 631 ± 71, 10,000 ± 1,100."""
+    """Format a mean with its standard error: 5.07 ± 0.02, 631 ± 71, 10,000 ± 1,100, 1e-8 ± 3e-9."""
     if not mean.standard_error or mean.standard_error < NEGLIGIBLE * abs(mean.value):
         return number(mean.value)
     if mean.standard_error >= LARGE:
         return f"{mean.value:.2g} ± {mean.standard_error:.1g}"
     exponent = math.floor(math.log10(mean.standard_error))
+    if exponent < SMALL:
+        digits = max(0, math.floor(math.log10(abs(mean.value) or mean.standard_error)) - exponent)
+        return f"{mean.value:.{digits}e} ± {mean.standard_error:.0e}"
     places = -max(0, exponent - 1) if exponent >= 0 else -exponent
     value, error = round(mean.value, places), round(mean.standard_error, places)
     return f"{value:,.{max(0, places)}f} ± {error:,.{max(0, places)}f}"

@@ -85,16 +85,19 @@ def curvature_lines(results: CurvatureResults) -> list[Table | str]:
     lines: list[Table | str] = [
         (("group", *(f"‖{part}‖" for part in results.parts)), rows),
         "Frobenius norms of the groups' own blocks (nats per token), ± 1 standard error",
+        "outer: Gauss-Newton matrix H_o; functional: H − H_o; full: Hessian H",
     ]
     if len(norms) > SHOWN:
         lines += [f"the {SHOWN} largest of {len(norms)} groups; the report has them all"]
     for part, ratio in results.heterogeneity.items():
         text = heterogeneity_text(ratio)
-        lines += [f"heterogeneity of {part}, largest over smallest: {text}"]
+        lines += [f"heterogeneity of {part}, largest over smallest that is not zero: {text}"]
     for part, share in results.off_diagonal_shares.items():
         lines += [f"off-diagonal share of {part}: {norm_text(share)}"]
     for group, pairs in list(results.eigenvalues.items())[:SHOWN]:
-        lines += [f"largest eigenvalues of H, {group or WHOLE}: {eigenvalue_text(pairs)}"]
+        lines += [
+            f"largest (most positive) eigenvalues of H, {group or WHOLE}: {eigenvalue_text(pairs)}"
+        ]
     for part, names in results.zero_groups().items():
         lines += [f"zero curvature ({part}): {short_names(names)}"]
     return lines

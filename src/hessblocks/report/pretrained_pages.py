@@ -100,7 +100,7 @@ BILL: Columns = {
     "Diagonal": lambda row: _number(row, "diagonal"),
     "Full form": lambda row: _number(row, "full"),
     "Loss, to first order": lambda row: _number(row, "gradient"),
-    "Weight changed by": lambda row: f"{row['relative_size']:.1%}",
+    "Changed by": lambda row: f"{row['relative_size']:.1%}",
     "Forecast trusted": _trusted,
 }
 
@@ -112,7 +112,7 @@ def _priced(folder: Path, summary: Row) -> dict[str, Any]:
     }
     by_layer = layer_map({"Cost of each head, by layer": heads}, "log₁₀ nats")
     allocation = bits_map(summary.get("shares", []))
-    priced = "rounding activations of" if "what" in summary else "compressing"
+    priced = f"rounding {summary['what']} of" if "what" in summary else "compressing"
     return {
         "front_title": f"{summary['model']}, nats per token: {_costs(summary['together'])}",
         "heading": f"What {priced} {summary['model']} costs",
@@ -120,7 +120,14 @@ def _priced(folder: Path, summary: Row) -> dict[str, Any]:
         "front": drawn_picture(_over_bits(summary), folder, "front"),
         "allocation": drawn_picture(allocation, folder, "allocation"),
         "check": [templates.inlined(picture.read_bytes())] if picture.is_file() else [],
-        "bill": templates.table(BILL, summary["bill"]),
+        "bill": templates.table(
+            {
+                heading: cell
+                for heading, cell in BILL.items()
+                if any(cell(row) != ABSENT for row in summary["bill"])
+            },
+            summary["bill"],
+        ),
     }
 
 
@@ -141,6 +148,8 @@ def price_headline(summary: Row) -> tuple[str, ...]:
     priced = summary.get("what", "matrices")
     first = f"Expected cost in nats per token of all {priced} together: "
     first += "; ".join(f"{name}: {nats(row)}" for name, row in rows.items()) + "."
+    if summary.get("form") == "moments":
+        first = f"The copy is expected to cost {nats(shown[0])} nats per token."
     if "uniform" in summary:
         width, between = summary["uniform"], " and "
         shown = [rows["allocation"], rows[f"all, {width}"]]
@@ -207,7 +216,7 @@ def _size(count: float) -> str:
 
 QUANTISED: Columns = {
     "File": itemgetter("name"),
-    "Size": lambda row: _size(row["bytes"]),
+    "Tensors": lambda row: _size(row["bytes"]),
     "Bits a weight": lambda row: f"{row['bits']:.3g}",
     "Forecast KL": nats,
     "Measured KL": lambda row: ABSENT if row["measured"] is None else nats(row, "measured"),
@@ -240,17 +249,23 @@ def quantise_headline(summary: Row) -> tuple[str, ...]:
     Returns:
         Sentences.
     """
-    file, *others = summary["files"]
-    measured = [row for row in others if row["measured"] is not None]
-    beside = "; ".join(f"{row['name']} ({_size(row['bytes'])}): {_cost(row)}" for row in measured)
-    counts = ", ".join(f"{count} at {name}" for name, count in summary["counts"].items())
+    file, *mixes = summary["files"]
+    measured = [row for row in mixes if row["measured"] is not None]
+    beside = "; ".join(
+        f"{row['name']} ({_size(row['bytes'])}): {_cost(row)}, of which this file has "
+        f"{file['measured'] / max(row['measured'], 1e-300):.2f}"
+        for row in measured
+    )
+    others = Counter(summary["counts"])
+    others.subtract([summary["table"]])
+    counts = ", ".join(f"{count} at {name}" for name, count in others.most_common() if count > 0)
     runtime = "llama.cpp" if summary["to"] == "gguf" else summary["to"]
     sentences = [
         f"{summary['file']}: {_size(summary['size'])}, tensors {_size(file['bytes'])} "
         f"({file['bits']:.3g} bits a weight): forecast {nats(file)} nats a token, measured "
         f"{_cost(file)}.",
-        f"Standard files of {runtime} beside it, measured: {beside}.",
-        f"Embedding {summary['table'] or 'as it was'}; {counts}.",
+        f"Standard files of {runtime} beside it (sizes of the tensors), measured: {beside}.",
+        f"Embedding {summary['table'] or 'as it was'}; other weights: {counts}.",
     ]
     if "siblings" in summary:
         sentences.append(
@@ -321,7 +336,7 @@ def simplify_headline(summary: Row) -> tuple[str, ...]:
     text = summary["texts"][0]
     healed = ""
     if updates := summary["updates"]:
-        healed = f", and {nats(text['healed'], 'kl')} after {updates} updates of healing"
+        healed = f", and {nats(text['healed'], 'kl')} after {updates} updates of healing (saved)"
     costs = f"{nats(text['removed'], 'kl')} nats per token of KL{healed}"
     sentences = [
         f"{summary['saved']:.1%} fewer parameters cost {costs}: "

@@ -119,6 +119,8 @@ def tuned_rates(
             with progress.stage("tuning", f"{run.preset}, rate {rate:g}", training.steps):
                 rate_losses[rate] = tuning_loss(brief, prepared, progress)
             storage.write_tuning(folder.path, TUNING_SEED, losses)
+        best = min(rate_losses, key=lambda rate: rate_losses[rate])
+        progress.note(f"{run.preset}: best rate {best:g}, held-out loss {rate_losses[best]:.4g}")
     return {
         name: min(rate_losses, key=lambda rate: rate_losses[rate])
         for name, rate_losses in losses.items()

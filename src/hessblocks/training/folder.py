@@ -149,7 +149,14 @@ def claimed(
     with storage.held(path):
         folder = RunFolder(path)
         folder.prepare(config, growing, free)
-        yield folder
+        try:
+            yield folder
+        except ArgumentError:  # what was refused must not stand in the way of the corrected call
+            written = {file.name for file in path.iterdir() if file.name[0] != "."}
+            if written == {folder.config.name, folder.environment.name}:
+                folder.config.unlink()
+                folder.environment.unlink()
+            raise
 
 
 KEPT = 2

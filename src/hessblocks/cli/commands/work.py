@@ -10,7 +10,15 @@ from hessblocks.cli.interruption import interruptible
 from hessblocks.cli.options import WORDS
 from hessblocks.data import load_corpus
 from hessblocks.errors import RunError
-from hessblocks.report import Comparison, RunPage, Table, compare_results, summary, write_report
+from hessblocks.report import (
+    Comparison,
+    RunPage,
+    Table,
+    compare_results,
+    headline,
+    summary,
+    write_report,
+)
 from hessblocks.settings import DataSettings, SharedSettings
 from hessblocks.storage import COMMAND, load_results, write_json
 
@@ -90,10 +98,12 @@ def measure_in_folder(measure: Callable[..., Any], page: RunPage, *, as_json: bo
 
 
 def _lines(comparison: Comparison) -> Iterator[Table | str]:
+    yield from headline(comparison)
     yield terminal.comparison_table(comparison)
+    several = f"; ±: standard error over {len(comparison.seeds)} seeds"
     yield (
         "loss: validation, nats per token; tokens/s: per second of processor time on a CPU, summed "
-        "over threads"
+        f"over threads{several if len(comparison.seeds) > 1 else ''}"
     )
     if comparison.rate_words:
         yield comparison.rate_words
