@@ -1,7 +1,10 @@
-"""A product alone runs the model once, equals those by a plan, and falls back to a plan."""
+"""A product alone equals those by a plan, is compared once, and falls back to a plan."""
 
 from __future__ import annotations
 
+import itertools
+import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +21,7 @@ from tests.curvature.cases import stir
 
 X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6) % 4
 GENERATOR = torch.Generator()
+PRIVATE, COUNTER = np.random.default_rng(0), itertools.count(1)
 
 
 class Network(nn.Module):
@@ -67,7 +71,7 @@ def test_a_product_alone_is_that_of_several(change: str, kind: Any) -> None:
     operator = kind(problem)
     vector = torch.randn(operator.shape[1], generator=torch.Generator().manual_seed(1)).double()
     alone = operator @ vector
-    assert kind is hb.OuterProduct or ("plan" in vars(problem)) is (change != "none")
+    assert change != "none" or "plan" not in vars(problem)
     expected = operator.dense() @ vector
     bound = 1e-5 if change == "casts" else 1e-12
     assert float((alone - expected).norm()) < bound * float(expected.norm())
@@ -77,6 +81,10 @@ RANDOM: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda hidden: F.dropout(hidden, 0.5),
     "own generator": lambda hidden: hidden * torch.rand(5, generator=GENERATOR).double(),
     "numpy": lambda hidden: hidden * float(np.random.rand()),
+    "numpy's own": lambda hidden: hidden * PRIVATE.random(),
+    "Python": lambda hidden: hidden * random.random(),
+    "counter": lambda hidden: hidden * next(COUNTER),
+    "clock": lambda hidden: hidden * (1 + time.perf_counter_ns() % 1000),
 }
 
 
@@ -88,12 +96,48 @@ def test_a_product_alone_of_a_random_model_is_refused(change: str, kind: Any) ->
         operator @ torch.ones(operator.shape[1]).double()
 
 
-def test_a_product_alone_runs_the_model_once() -> None:
-    passes = []
-    problem = problem_of(lambda hidden: passes.append(1) or hidden)
-    operator = hb.Hessian(problem)
-    _ = operator @ torch.ones(operator.shape[1]).double()
-    assert len(passes) == 1
+@pytest.mark.parametrize(("kind", "first"), [(hb.Hessian, 2), (hb.OuterProduct, 2)])
+def test_a_product_alone_is_compared_the_first_time(kind: Any, first: int) -> None:
+    passes: list[int] = []
+    operator = kind(problem_of(lambda hidden: passes.append(1) or hidden))
+    for expected in (first, first if kind is hb.OuterProduct else 1):  # forward mode has its own
+        passes.clear()
+        _ = operator @ torch.ones(operator.shape[1]).double()
+        assert len(passes) == expected
+
+
+def test_a_wrong_function_that_is_switched_on_later_is_refused() -> None:
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Tensor) -> Tensor:
+            return 2 * cotangents[0]
+
+    network = stir(Network())
+    problem = hb.Problem(network, [(X, Y)], loss="classification")
+    assert problem.plan.passes
+    network.change = Wrong.apply
+    with pytest.raises(hb.ArgumentError):
+        hb.Hessian(problem) @ torch.ones(sum_of(problem)).double()
+
+
+def test_what_forward_mode_loses_whole_is_seen() -> None:
+    class Detached(Network):
+        def forward(self, x: Tensor) -> Tensor:
+            scale = self.norm.weight
+            scale = scale if scale.requires_grad else scale.detach()
+            hidden = torch.tanh(self.first(x)) * scale
+            return self.last(hidden)
+
+    problem = hb.Problem(stir(Detached()), [(X, Y)], loss="classification")
+    operator = hb.OuterProduct(
+        problem, hb.custom_groups(problem.model, {"norm": "norm.weight"})["norm"]
+    )
+    vector = torch.randn(5, generator=torch.Generator().manual_seed(2)).double()
+    assert torch.allclose(operator @ vector, operator.dense() @ vector, rtol=1e-10)
 
 
 def test_a_graph_that_may_not_fit_is_counted_and_planned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ FAULTS = (
     fault("weights behind kept graphs are not compared", "$graphs[1] != $sums => False",
           "test_a_model_that_changes_inside_of_a_block_is_refused", within="graphs"),
     fault("a model that has other parts keeps its plan",
-          "self._noted is None or self._noted[0] != $present[0] => False",
+          "not self._blocks and self._noted and self._noted[0] != $present[0] => False",
           "test_a_plan_is_of_the_model_as_it_is", within="Problem"),
     fault("a model may change inside of a block",
           "self._blocks and not self._ran and self._noted != $present => False",

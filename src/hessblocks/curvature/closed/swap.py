@@ -23,10 +23,9 @@ from torch.overrides import TorchFunctionMode
 from hessblocks.curvature.closed import layer_norms as closed_norms
 from hessblocks.curvature.closed import pointwise as closed_pointwise
 from hessblocks.curvature.closed import softmax as closed_softmax
-from hessblocks.curvature.closed.accumulate import transformed
 from hessblocks.curvature.closed.in_place import addmm, embedding, linear
 from hessblocks.curvature.closed.softmax import DTYPES
-from hessblocks.curvature.closed.watch import Unplanned, Watch
+from hessblocks.curvature.closed.watch import Watch
 from hessblocks.errors import RunError
 
 
@@ -141,19 +140,6 @@ CHOOSING = (F.scaled_dot_product_attention, F.embedding, F.linear, torch.addmm)
 SPELLED: dict[Any, Callable[..., Any]] = {F.layer_norm: layer_norm, F.rms_norm: rms_norm}
 """Replacements for third derivatives and for transforms of `torch.func`."""
 
-OUTSIDE = {
-    Tensor.__array__,
-    Tensor.__dlpack__,
-    Tensor.backward,
-    Tensor.data.__get__,  # type: ignore[attr-defined]
-    Tensor.numpy,
-    torch.as_tensor,
-    torch.autograd.grad,
-    torch.tensor,
-}
-"""Ways by which numbers come from elsewhere than the model, or parameters may be written unseen;
-and derivatives in a forward pass."""
-
 MODULES: dict[str, closed_pointwise.ActivationCurve] = {
     "GELUActivation": closed_pointwise.Gelu(),
     "GELUTanh": closed_pointwise.TanhGelu(),
@@ -181,8 +167,6 @@ class ClosedForms(TorchFunctionMode):
     ) -> Any:
         """Call our replacement of `func`, or `func` itself."""
         kwargs = kwargs or {}
-        if self._watch.alone and (func in OUTSIDE or kwargs.get("generator") is not None):
-            raise Unplanned
         recomputed = self._watch.in_recomputed_part()
         if func not in self._special:
             return func(*args, **kwargs)
@@ -217,8 +201,6 @@ class ClosedForms(TorchFunctionMode):
             return NotImplemented
         if right is not None:
             return right(*args, **kwargs)
-        if func is F.layer_norm and self._watch.alone and not transformed():
-            return NotImplemented  # torch's second derivative is right, and faster if used once
         closed = self._functions.get(func)
         if closed is None or not (func in CHOOSING or _fits(args, kwargs)):
             return NotImplemented

@@ -28,8 +28,6 @@ _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 class Watch:
     """Record of one forward pass: attention, differentiation, activation checkpointing."""
 
-    alone: bool = False
-    """Whether no other pass is compared with this one; what could differ raises `Unplanned`."""
     attention: bool = False
     """Whether scaled_dot_product_attention over many keys ran without tiles."""
     differentiated: bool = False

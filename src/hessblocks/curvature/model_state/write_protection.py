@@ -59,26 +59,19 @@ def exclusive(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def unwritten(model: nn.Module, *, versions_tell: bool = False) -> Iterator[None]:
+def unwritten(model: nn.Module) -> Iterator[None]:
     """Check on exit that no parameter was written; restore those that were.
-
-    Args:
-        model: model with the parameters.
-        versions_tell: whether each write changes a version counter, so that only those parameters
-            are compared whose counter changed.
 
     Raises:
         RunError: a parameter has other values than before; they are restored.
 
     Cost: a copy of all parameters.
     """
-    parameters = [(name, p) for name, p in model.named_parameters() if _has_values(p)]
-    before = [(name, p, _copy(p), p._version) for name, p in parameters]
+    before = [(name, p, _copy(p)) for name, p in model.named_parameters() if _has_values(p)]
     try:
         yield
     finally:
-        written = [b[:3] for b in before if not versions_tell or b[1]._version != b[3]]
-        if changed := _put_back(written):
+        if changed := _put_back(before):
             raise RunError(_sentence(model, changed[0]))
 
 

@@ -151,8 +151,6 @@ class Forward:
         self._model, self._sharded = model, sharded
         self._call = ForwardCall(model, loss)
         self._mode = Mode.LAZY_LOGITS
-        self.alone = False
-        """Whether no other pass is compared with the next; see `closed.Unplanned`."""
         self._recomputed = False
 
     def without_lazy_logits(self) -> Forward:
@@ -195,7 +193,6 @@ class Forward:
         state = partial(differentiable, closed_forms=swap) if twice else differentiable_once
         try:
             with exclusive(self._model), state(self._model) as watch:
-                watch.alone = self.alone
                 put_in(self._model, parameters)
                 if twice and by_rows and mode is Mode.LAZY_LOGITS:
                     defer_logits(self._model, watch)

@@ -18,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.curvature import losses, model_state
-from hessblocks.curvature.closed import Unplanned
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products.calling import Params, as_module, logits_of
 from hessblocks.curvature.products.distributed import (
@@ -57,8 +56,6 @@ class Problem(Operand):
     _noted: tuple[Hashable, Hashable] | None
     """State of model, loss and batches when a block began, or after the last forward pass in it;
     None before the first."""
-    _fresh: bool
-    """Whether nothing was found of the model since its construction or the last `_forget`."""
     _ran: bool
     """Whether there was a forward pass since `_noted`."""
 
@@ -132,8 +129,6 @@ class Problem(Operand):
         )
         check_processes_agree(self.model, self.batches, self.processes)
         self._blocks = 0
-        self.pushes = True
-        """Whether forward mode may work for the model."""
         self.warned_of_precision: set[torch.dtype] = set()
         self._forget()
 
@@ -220,8 +215,10 @@ class Problem(Operand):
             present = self._present()
             if self._blocks and not self._ran and self._noted != present:
                 raise self._changed()
+            if not self._blocks and self._noted and self._noted[0] != present[0]:
+                self._forget()
             if not self._blocks:
-                self._note_form(present)
+                self._noted, self._ran = present, False
             self._blocks += 1
         try:
             yield
@@ -244,31 +241,6 @@ class Problem(Operand):
                 # a forward pass may change the model, as a hook's list
                 if self._ran and self._blocks > 1:
                     self._noted, self._ran = self._present(), False
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Enter one product by itself; the first lists no form of the model, the others compare."""
-        with model_state.exclusive(self.model), readable_errors():
-            model_state.check_contexts(self.model, self.device)
-            if not self._fresh:
-                self._note_form(self._present())
-            self._run.alone, self._fresh = True, False
-            try:
-                yield
-            except Unplanned:
-                self._fresh = True  # what was found holds for the product by a plan that follows
-                raise
-            else:
-                if self._positions.needed is not None:  # a decision that is told, and not repeated
-                    self._noted = self._present()
-            finally:
-                self._run.alone = False
-
-    def _note_form(self, present: tuple[Hashable, Hashable]) -> None:
-        """Drop what was found of another form of the model, and note the present one."""
-        if not self._fresh and (self._noted is None or self._noted[0] != present[0]):
-            self._forget()
-        self._noted, self._ran, self._fresh = present, False, False
 
     def graphs(self, key: Hashable, fresh: Iterable[Any]) -> Iterable[Any]:
         """Return graphs, cached inside of `kept` if the plan allows.
@@ -297,7 +269,7 @@ class Problem(Operand):
     @property
     def planned(self) -> bool:
         """Whether products go by a plan: inside of a block around them, or since there is one."""
-        return self._blocks > 0 or "plan" in vars(self)
+        return self._blocks > 1 or "plan" in vars(self)
 
     @property
     def keeps_graphs(self) -> bool:
@@ -327,7 +299,10 @@ class Problem(Operand):
         """Drop the plans, the count N, and the mode of the forward pass."""
         for name in ("plan", "gradient_plan", "valid"):
             vars(self).pop(name, None)
-        self._fresh = True
+        self.checked: set[frozenset[str]] = set()
+        """Parameters of a product alone whose pass was compared with another."""
+        self.pushes = True
+        """Whether forward mode may work for the model."""
         self.move_to(self.model)
 
     def move_to(self, model: nn.Module) -> None:

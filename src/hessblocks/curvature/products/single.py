@@ -1,12 +1,11 @@
 """Graphs for one product alone: of whole batches, without a plan.
 
 A plan and its checks cost about as much as a product, which pays off for several. A product alone
-takes each batch whole while its graph fits the memory, and runs the model once. It falls back to a
-plan, which compares two passes, if the pass drew random numbers, took numbers from outside of
-torch, or could write a parameter unseen (`closed.Unplanned`).
+takes each batch whole while its graph fits the memory, and compares its forward pass with another
+one, the first time.
 
 H_o z = Jᵀ H_ℓ J z needs no second derivative: u = J z is one forward pass in forward mode, which is
-compared with that of Jᵀ, one backward pass with the model's own kernels. Where an operation has
+also the other pass, and Jᵀ one backward pass with the model's own kernels. Where an operation has
 no forward mode, or attention is long, J z comes from a graph of Jᵀ r, as H z does.
 
 Letters: K vectors that are multiplied at once.
@@ -17,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -41,19 +39,13 @@ from hessblocks.curvature.witness import check_bypass, walk_graph
 from hessblocks.errors import RunError, out_of_memory
 from hessblocks.linalg import default_limit
 
-ENTRIES = 1000
-"""A graph saves less than tokens × (entries of all parameters + `ENTRIES`) numbers, by far, so that
-it need not be counted where so many fit the memory."""
-
 ROUNDED = 16
 """Rounding error of an inner product, in units of ε ‖a‖ ‖b‖."""
 
 
 def needs_plan(problem: Any, vectors: int) -> bool:
-    """Tell whether products need a plan: several, a limit, processes, other devices or dtypes."""
+    """Tell whether products need a plan: several, a limit, several processes, other dtypes."""
     if vectors > 1 or problem.planned or problem.memory_limit or problem.processes.count > 1:
-        return True
-    if problem.device.type not in ("cpu", "cuda"):  # whose random numbers may not tell their state
         return True
     dtypes = {parameter.dtype for parameter in problem.parameters.values()}
     return len(dtypes) > 1 or not dtypes <= set(DTYPES)
@@ -78,49 +70,47 @@ def whole_graphs(
         ArgumentError: the forward pass bypasses the modules' parameters.
         RunError: the model is random, or writes its parameters.
     """
-    device, weights = problem.device, problem.weights.values()
-    itemsize, entries = max(p.element_size() for p in weights), sum(p.numel() for p in weights)
-    room = default_limit(device) - VECTORS_HELD * itemsize * entries
-    classes = max(len(p) for p in weights if p.ndim)
+    parameters, device = problem.parameters, problem.device
+    itemsize = next(iter(parameters.values())).element_size()
+    room = default_limit(device) - VECTORS_HELD * itemsize * sum(problem.entries.values())
+    classes = max(len(p) for p in problem.weights.values() if p.ndim)
     for batch in problem.batches:
-        tokens = batch.inputs.numel()
-        keep = 2 * tokens * classes * itemsize <= room // LOGITS_SHARE
+        keep = 2 * batch.inputs.numel() * classes * itemsize <= room // LOGITS_SHARE
         plan = PassPlan(passes=(), hold=False, keep_logits=keep, together=1)
+        saved = SavedTensors(problem, room / REPLAY)
         pushes = list(parts) == ["outer"] and keep and problem.pushes
-        pushes = pushes and tokens < LONG * batch.rows
-        numbers = _random_states(device)
-        fits = tokens * (entries + ENTRIES) * itemsize <= room
-        counting = nullcontext() if fits else SavedTensors(problem, room / REPLAY)
-        with unwritten(problem.model, versions_tell=not pushes), counting:
-            graph: BatchGraph | ForwardMode = (
-                ForwardMode(problem, batch, names, plan)
-                if pushes
-                else BatchGraph(problem, batch, names, split=[*parts] != ["full"], plan=plan)
-            )
-        if not pushes and _random_states(device) != numbers:
-            raise Unplanned
-        _check(problem, graph)
+        pushes = pushes and batch.inputs.numel() < LONG * batch.rows
+        first = frozenset(names) not in problem.checked
+        with unwritten(problem.model) if first else nullcontext():
+            with saved:
+                graph: BatchGraph | ForwardMode = (
+                    ForwardMode(problem, batch, names, plan)
+                    if pushes
+                    else BatchGraph(problem, batch, names, split=[*parts] != ["full"], plan=plan)
+                )
+            if saved.nbytes > room / REPLAY:  # a bare `except` of the model caught the signal
+                raise Unplanned
+            _check(problem, graph.readout, graph.parameters, saved)
+            if first and not pushes:
+                with torch.no_grad():
+                    _compare(graph.readout, problem.forward(batch, parameters)[0].hidden)
+            problem.checked.add(frozenset(names))
         yield graph
 
 
-def _random_states(device: torch.device) -> list[object]:
-    """Return the states of the random numbers that a forward pass may draw."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    state_of_numpy: Any = np.random.get_state()
-    _, keys, position, *_ = state_of_numpy
-    in_torch = [state.numpy().tobytes() for state in states]
-    return [*in_torch, keys.tobytes(), position]
-
-
-def _check(problem: Any, graph: "BatchGraph | ForwardMode") -> None:
-    """Look at what a graph reaches, and whether it casts."""
-    reached = walk_graph(graph.readout.inputs)
-    missing = {id(leaf) for leaf in graph.parameters.values()} - reached.leaves
-    if reached.functions or missing or reached.casts:
+def _check(
+    problem: Any, readout: Readout, leaves: Mapping[str, Tensor], saved: SavedTensors
+) -> None:
+    """Look at what a graph reaches, and at its dtypes."""
+    reached = walk_graph(readout.inputs)
+    missing = {id(leaf) for leaf in leaves.values()} - reached.leaves
+    if reached.functions or missing or saved.narrowest != next(iter(leaves.values())).dtype:
         raise Unplanned
     check_bypass(problem.model, reached)
+
+
+def _compare(readout: Readout, again: Tensor) -> None:
+    check_same(Readout(readout.hidden.detach()), Readout(again))
 
 
 class ForwardMode:
@@ -154,19 +144,25 @@ class ForwardMode:
             if out_of_memory(error):
                 raise
             self._problem.pushes = False  # some operation has no forward mode
-            graph = BatchGraph(self._problem, self._batch, self._names, plan=self._plan)
-            return graph.split(vectors, rows, parts)
-        check_same(Readout(self.readout.hidden.detach()), Readout(logits))
+            raise Unplanned from error
+        _compare(self.readout, logits)
         derivatives = self._loss.derivatives(self.readout.hidden.detach(), 1 / self._problem.valid)
         self._problem.check_finite(derivatives.total, self._batch)
-        if pushed is None:
-            return {"outer": dict.fromkeys(rows)}
+        hidden = self.readout.hidden.detach()
+        pushed = torch.zeros_like(hidden) if pushed is None else pushed
         curved = derivatives.curvature(pushed)
+        nothing = not pushed.any()
+        if nothing:  # J z = 0, or all of it was lost: another cotangent tells
+            curved = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0)).to(
+                hidden
+            )
         names = [*dict.fromkeys((*rows, *vectors))]
         leaves = [self.parameters[name] for name in names]
         tensors = torch.autograd.grad(self.readout.hidden, leaves, curved, allow_unused=True)
         pulled = dict(zip(names, tensors, strict=True))
         self._check_transposed(pushed, curved, vectors, pulled)
+        if nothing:
+            return {"outer": dict.fromkeys(rows)}
         return {"outer": {n: None if (t := pulled[n]) is None else t[None] for n in rows}}
 
     def _check_transposed(

@@ -69,10 +69,10 @@ def total_products(
     Raises:
         RunError: a loss or a product is not finite, or the memory is full.
     """
-    if not needs_plan(problem, len(vectors)):
-        with suppress(Unplanned), problem.alone():
-            return _add_up(problem, vectors, block, planned=False)
     with problem.computing():
+        if not needs_plan(problem, len(vectors)):
+            with suppress(Unplanned):
+                return _add_up(problem, vectors, block, planned=False)
         say_precision(problem)
         return _add_up(problem, vectors, block)
 

@@ -13,9 +13,6 @@ from hessblocks.errors import ArgumentError
 TRUSTED = ("hessblocks.", "torch.distributed.")
 """Packages whose autograd Functions can be differentiated twice, or only move tensors."""
 
-CASTS = ("ToCopyBackward0", "CopyBackwards")
-"""Names of the graph nodes that cast."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class GraphWalk:
@@ -25,8 +22,6 @@ class GraphWalk:
     """`id` of each tensor at which the graph ends."""
     functions: tuple[str, ...]
     """Names of the `torch.autograd.Function`s in the graph that are not ours, each once."""
-    casts: bool
-    """Whether a node of the graph casts to another dtype or device."""
 
 
 def walk_graph(tensors: Iterable[Shaped[Tensor, "..."] | None]) -> GraphWalk:
@@ -42,7 +37,6 @@ def walk_graph(tensors: Iterable[Shaped[Tensor, "..."] | None]) -> GraphWalk:
     waiting = [t.grad_fn for t in roots if t.grad_fn is not None]
     leaves = {id(t) for t in roots if t.grad_fn is None}
     functions: dict[str, None] = {}
-    casts = False
     visited = set(waiting)
     while waiting:
         node = waiting.pop()
@@ -50,11 +44,10 @@ def walk_graph(tensors: Iterable[Shaped[Tensor, "..."] | None]) -> GraphWalk:
             leaves.add(id(leaf))
         if name := _foreign(node):
             functions[name] = None
-        casts = casts or type(node).__name__ in CASTS
         new = {following for following, _ in node.next_functions if following is not None} - visited
         visited |= new
         waiting += new
-    return GraphWalk(leaves=frozenset(leaves), functions=tuple(functions), casts=casts)
+    return GraphWalk(leaves=frozenset(leaves), functions=tuple(functions))
 
 
 def _foreign(node: Node) -> str | None:
