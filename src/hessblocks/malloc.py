@@ -14,6 +14,8 @@ _OWN = (
     "GLIBC_TUNABLES",
 )
 """Environment variables with which a user configures malloc."""
+_keeping: list[ctypes.CDLL] = []
+"""The C library, once it keeps freed memory."""
 
 
 def keep_freed_memory() -> None:
@@ -22,8 +24,8 @@ def keep_freed_memory() -> None:
     Otherwise glibc returns logits, gradients and vectors to the kernel at each step, and the kernel
     clears every page again: a quarter of the processor time of sampled gradients of 135M
     parameters. `return_freed_memory` gives it back between stages, which allocate other sizes. The
-    setting lasts until the process ends. A C library without `mallopt` and settings
-    of the user are not changed.
+    setting lasts until the process ends. A C library without `mallopt` and settings of the user
+    are not changed.
     """
     if any(name in os.environ for name in _OWN):
         return
@@ -31,9 +33,10 @@ def keep_freed_memory() -> None:
         return
     library.mallopt(_TRIM_THRESHOLD, _NEVER)
     library.mallopt(_MMAP_MAX, _NONE)
+    _keeping.append(library)
 
 
 def return_freed_memory() -> None:
-    """Give freed memory back to the kernel, by glibc's `malloc_trim`; without it, do nothing."""
-    if os.name == "posix" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+    """Give the memory back that a command kept, by glibc's `malloc_trim`."""
+    for library in _keeping:
         library.malloc_trim(0)

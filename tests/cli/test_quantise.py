@@ -135,6 +135,30 @@ def test_again_costs_nothing_and_another_size_no_samples(
     assert (tmp_path / "third.gguf").stat().st_size < size
 
 
+def test_a_call_that_was_stopped_after_the_file_goes_on_and_another_file_is_left_alone(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, file = tmp_path / "out", tmp_path / "own.gguf"
+    given = [*words(place, str(file))[:-1], out, *MIX]
+    assert shell(*given).status == 0
+    summary = (out / "summary.json").read_text()
+    (out / "summary.json").unlink()  # as of a call that was stopped while it measured
+    monkeypatch.setattr(bills, "Diagonal", None)
+    outcome = shell(*given)
+    assert outcome.status == 0, outcome.errors
+    before, after = (
+        json.loads(text)["files"][0] for text in (summary, (out / "summary.json").read_text())
+    )
+    assert after["bytes"] == before["bytes"]
+    assert after["measured"] == pytest.approx(before["measured"])
+    file.write_bytes(bytes(file.stat().st_size))
+    outcome = shell(*given)
+    assert outcome.status == 2
+    assert "exists already" in sentence(outcome)
+    inside = shell(*words(place, str(tmp_path))[:-1], out, *MIX, "--to", "torchao")
+    assert inside.status == 2
+
+
 def test_a_file_that_differs_from_what_was_priced_is_told(
     shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """GGUF files: bytes as forecast, weights as priced, headers of files and of folders, refusals."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -98,7 +101,7 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
 def test_a_folder_becomes_a_file_that_transformers_opens_as_the_same_model(
     kind: str, tmp_path: Path
 ) -> None:
@@ -107,6 +110,8 @@ def test_a_folder_becomes_a_file_that_transformers_opens_as_the_same_model(
         LlamaForCausalLM(LlamaConfig(**SIZES, rope_theta=5e4, tie_word_embeddings=True))
         if kind == "llama"
         else Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=128, tie_word_embeddings=False))
+        if kind == "qwen3"
+        else MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None, head_dim=16))
     ).eval()
     tokenizer = byte_level(SMOL)
     chosen = written(str(tmp_path), model, tmp_path / "out.gguf", tokenizer)
@@ -134,6 +139,16 @@ REFUSED = {
         lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=SCALED)),
         SMOL,
         "scaled rotary positions",
+    ),
+    "another activation": (
+        lambda: LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu")),
+        SMOL,
+        "this one has gelu, and would be read as another model",
+    ),
+    "biases": (
+        lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True)),
+        SMOL,
+        "this one has biases",
     ),
     "another tokeniser": (
         lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
@@ -167,6 +182,48 @@ def test_a_full_disk_leaves_no_file(
     with pytest.raises(RunError, match="No space left"):
         written(str(source), model, tmp_path / "out.gguf")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_as_the_last_bytes_are_flushed_leaves_no_file(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = gguf.GGUFWriter.close
+
+    def cut_short(writer: Any) -> None:
+        close(writer)
+        for path in tmp_path.iterdir():
+            os.truncate(path, path.stat().st_size - 200)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "close", cut_short)
+    model, _ = hb.load(source)
+    with pytest.raises(RunError, match="No space left"):
+        written(str(source), model, tmp_path / "out.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_tensors_of_the_source_are_kept(tmp_path: Path) -> None:
+    model: Any = LlamaForCausalLM(LlamaConfig(**SIZES, rope_theta=5e4)).eval()
+    tokenizer = byte_level(SMOL)
+    written(str(tmp_path), model, tmp_path / "plain.gguf", tokenizer)
+    reader = gguf.GGUFReader(tmp_path / "plain.gguf")
+    header = export.header_of(str(tmp_path / "plain.gguf"), model, None)
+    tensors = {
+        t.name: (torch.from_numpy(t.data.copy()), t.tensor_type.name) for t in reader.tensors
+    }
+    factors = torch.linspace(1, 8, 8)
+    export.write_gguf(
+        tmp_path / "scaled.gguf",
+        header,
+        {**tensors, "rope_freqs.weight": (factors, "F32")},
+    )
+    bill = hb.price(
+        hb.Problem(model, {"input_ids": torch.randint(300, (8, 8))}),
+        hb.change_each(model, hb.in_format("gguf:Q8_0")),
+        8,
+    )
+    bill.chosen([*bill]).save(tmp_path / "out.gguf", source=str(tmp_path / "scaled.gguf"))
+    kept = {t.name: t for t in gguf.GGUFReader(tmp_path / "out.gguf").tensors}["rope_freqs.weight"]
+    assert torch.equal(torch.from_numpy(kept.data.copy()), factors)
 
 
 def test_an_allocation_writes_its_file_and_refuses_another_runtimes(

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,9 +77,8 @@ class Allocation(Tabular):
                 found[name] = edit.format, (edit.importance or {}).get(name)
         return found
 
-    @cached_property
     def packed(self) -> dict[str, Any]:
-        """Parameter name → what its format stores; packed once, for writing and for checking."""
+        """Pack the weights as they are now: parameter name → what its format stores."""
         weights = dict(plain_model(self.model).named_parameters())
         return {
             name: chosen.pack(as_rows(weights[name]), importance)
@@ -105,6 +103,12 @@ class Allocation(Tabular):
         if path.suffix in (".csv", ".json", ".safetensors"):
             super().save(path)
             return
+        self.write(path, self.packed(), source=source, tokenizer=tokenizer)
+
+    def write(
+        self, path: Path, packed: Mapping[str, Any], *, source: str = "", tokenizer: Any = None
+    ) -> None:
+        """Write the quantised model from what `packed` returned; see `save`."""
         model: Any = plain_model(self.model)
         formats = self.formats
         runtimes = {own.name.partition(":")[0] for own, _ in formats.values()} - {"bf16"}
@@ -120,13 +124,16 @@ class Allocation(Tabular):
                 for name, (chosen, _) in formats.items()
                 if chosen.name.startswith(kind)
             }
-            export.write_folder(path, model, tokenizer, self.packed, widths, kind)
+            export.write_folder(path, model, tokenizer, packed, widths, kind)
             return
         header = export.header_of(source, model, tokenizer)
         names = export.gguf_tensors(model, header.architecture)
         kinds = {name: chosen.name.removeprefix("gguf:") for name, (chosen, _) in formats.items()}
-        stored = {name: (self.packed[name], kind) for name, kind in kinds.items()}
-        export.write_gguf(path, header, export.stored_tensors(model, names, stored))
+        stored = {name: (packed[name], kind) for name, kind in kinds.items()}
+        tensors = export.stored_tensors(model, names, stored)
+        if header.architecture != "deci":  # which has the sizes of other layers
+            tensors |= export.other_tensors(source, tensors)
+        export.write_gguf(path, header, tensors)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return for each place its edit, bits, bytes, size, and forecast with error."""

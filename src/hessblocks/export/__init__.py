@@ -5,6 +5,7 @@ from hessblocks.export.gguf_file import (
     GgufHeader,
     gguf_tensors,
     header_of,
+    other_tensors,
     read_gguf,
     stored_tensors,
     to_gguf,

@@ -42,10 +42,11 @@ def write_folder(
         RunError: the folder cannot be written.
     """
     check_name("--to", kind, FOLDERS)
-    stored = {
-        name: packed[name] if name in packed else parameter.detach().float().cpu().contiguous()
-        for name, parameter in model.named_parameters()
-    }
+    stored = {}
+    for name, parameter in model.named_parameters():
+        rows = packed.get(name, parameter.detach().float().cpu().contiguous())
+        plain = type(rows) is Tensor  # of 16 bits, from rows of what may be stacked matrices
+        stored[name] = rows.view(parameter.shape) if plain else rows
     modules = {name.removesuffix(".weight"): count for name, count in bits.items()}
     tensors, metadata, settings = FOLDERS[kind](stored, modules)
     config = copy.deepcopy(model.config)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,7 +118,8 @@ def _of_file(path: Path) -> dict[str, Any]:
         raise ArgumentError(f"--to gguf: {path} is not a file; give the original's GGUF file")
     try:
         fields = open_gguf(path).fields
-        return {key: _typed(field) for key, field in fields.items() if not key.startswith("GGUF.")}
+        dropped = ("GGUF.", "general.alignment")  # the writer's own is 32
+        return {key: _typed(field) for key, field in fields.items() if not key.startswith(dropped)}
     except Exception as error:  # a file from elsewhere may cause any kind of error
         raise RunError(f"--to gguf: {path} is damaged or not a GGUF file") from error
 
@@ -141,6 +143,12 @@ def _of_config(config: Any) -> dict[str, Any]:
             f"--to gguf: llama.cpp's names for a model of the kind {kind} are not known here; "
             "known are those of Llama, Mistral, Qwen2 and Qwen3, and of any model in a GGUF file."
         )
+    plain = getattr(config, "hidden_act", "silu") in ("silu", "swish")
+    if not plain or (kind != "qwen2" and _biased(config)):
+        raise ArgumentError(
+            "--to gguf: llama.cpp's models of this kind have SiLU and no biases; this one has "
+            f"{'biases' if plain else config.hidden_act}, and would be read as another model."
+        )
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") != "default" or getattr(config, "sliding_window", None):
         raise ArgumentError(
@@ -155,7 +163,10 @@ def _of_config(config: Any) -> dict[str, Any]:
     architecture = "llama" if kind == "mistral" else kind
     fields = {
         "general.architecture": architecture,
-        "general.name": getattr(config, "name_or_path", "") or kind,
+        # transformers would take a file with "mistral" in its name for an architecture of GGUF
+        "general.name": "llama"
+        if kind == "mistral"
+        else getattr(config, "name_or_path", "") or kind,
     }
     for name, attribute in attributes.items():
         if attribute:
@@ -163,6 +174,29 @@ def _of_config(config: Any) -> dict[str, Any]:
             scalar = np.float32 if isinstance(number, float) else np.uint32
             fields[f"{architecture}.{name}"] = scalar(number)
     return fields
+
+
+def _biased(config: Any) -> bool:
+    return bool(getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False))
+
+
+def other_tensors(source: str, names: Collection[str]) -> dict[str, tuple[Any, str]]:
+    """Read the tensors of a GGUF file that are no parameters, such as `rope_freqs.weight`.
+
+    Args:
+        source: GGUF file that the model came from, or another source, which has none.
+        names: tensors of the parameters.
+
+    Returns:
+        Name → its data as they are stored, and name of llama.cpp's type.
+    """
+    if not source.lower().endswith(".gguf"):
+        return {}
+    return {
+        tensor.name: (torch.from_numpy(tensor.data.copy()), tensor.tensor_type.name)
+        for tensor in open_gguf(source).tensors
+        if tensor.name not in names
+    }
 
 
 def _of_tokenizer(tokenizer: Any, size: int) -> dict[str, Any]:
@@ -230,7 +264,8 @@ def gguf_tensors(
     processor = kind(config=vars(model.config))
     tensors, missing, names = {}, [], {}
     with suppress(NotImplementedError), names_once():
-        weights = hf_names.get_gguf_hf_weights_map(model, processor)
+        kind_in_file = "llama" if model.config.model_type == "mistral" else None
+        weights = hf_names.get_gguf_hf_weights_map(model, processor, kind_in_file)
         names = {parameter: tensor for tensor, parameter in weights.items()}
     for name, parameter in model.named_parameters():
         if name not in names:
@@ -281,6 +316,10 @@ def write_gguf(
             writer.write_tensors_to_file()
         finally:
             writer.close()
+        try:  # a full disk is not told where the last bytes are flushed
+            open_gguf(temporary)
+        except ValueError as error:
+            raise OSError(errno.ENOSPC, "No space left on device") from error
 
 
 def read_gguf(

@@ -181,7 +181,7 @@ def in_pieces(model: nn.Module, windows: Int[Tensor, "windows tokens"]) -> Probl
     Returns:
         The problem.
     """
-    batches = [{"input_ids": rows} for rows in windows.split(max(1, len(windows) // PIECES))]
+    batches = [{"input_ids": rows} for rows in windows.split(max(1, -(-len(windows) // PIECES)))]
     return Problem(model, batches, loss="causal-lm")
 
 

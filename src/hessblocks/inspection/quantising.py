@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +36,7 @@ from hessblocks.inspection.subject import Subject
 from hessblocks.models import load_saved
 from hessblocks.progress import Progress
 from hessblocks.settings import BUDGETS, QuantisingSettings, make
-from hessblocks.tensor_formats import FUSED, KINDS, MIXES, as_rows, formats, mix
+from hessblocks.tensor_formats import FUSED, KINDS, MIXES, as_rows, formats, library, mix
 from hessblocks.training import claimed, resolve_device
 
 FORMATS = {
@@ -45,6 +47,8 @@ FORMATS = {
 """Target → the formats that are priced for it."""
 NAMED = 700
 """Bytes for each tensor in the header of a safetensors file, at most."""
+WRITTEN = "written.json"
+"""Note of the file that was written, in the run folder, for a call that goes on."""
 FRONT = 16
 """Number of sizes of the curve of forecasts."""
 FILES = ("name", "bytes", "bits", "forecast", "forecast_error", "measured", "measured_error")
@@ -115,28 +119,56 @@ def measure_quantise(
     free = [*BUDGETS, "file"]
     drawn = {name: value for name, value in config.items() if name not in free}
     problem = Problem(subject.model, text, loss="causal-lm")
-    before = finished(folder, config, free)
-    before = before if before.get("size") == _size(file) else {}
-    if file.exists() and not before:
+    if file.resolve() in (folder.resolve(), *folder.resolve().parents):
+        raise ArgumentError(
+            f"--out: {folder} lies in FILE, which is replaced; give another folder."
+        )
+    written = {name: config[name] for name in free}
+    ours = _was_written(folder, file, written)
+    before = finished(folder, config, free) if ours else {}
+    if file.exists() and not ours:
         raise ArgumentError(f"FILE: {file} exists already; remove it, or give another name.")
     with claimed(folder, config, free=free):
         if before:
             return {**before, "out": str(folder)}
         files = 2 if settings.size_of else 3  # this one, and the mixes beside it
-        measured = files * 2 * settings.check / settings.sequences  # before and after, for each
-        bill = stored_bill(problem, target.changes, settings, folder, drawn, progress, measured)
+        passes = files * 2 * settings.check / settings.sequences  # before and after, for each
+        bill = stored_bill(problem, target.changes, settings, folder, drawn, progress, passes)
         chosen = target.allocate(bill)
         with progress.stage("file"):
-            chosen.save(file, source=source, tokenizer=tokenizer)
-            stored = _read_back(file, chosen, target)
+            packed = chosen.packed()
+            chosen.write(file, packed, source=source, tokenizer=tokenizer)
+            stored = _read_back(file, chosen, packed, target)
+            storage.write_json(folder / WRITTEN, {**written, "digest": _digest(file)})
+            del packed
+        other = in_pieces(subject.model, held_out)
+        with progress.stage("measurement"):
+            measured = bill.together(chosen.names, other, stored).to_rows()[0]
+        del stored  # a copy of the model
         summary: dict[str, Any] = {"command": "quantise", "model": subject.name, "file": str(file)}
         summary["told"] = told
-        other = in_pieces(subject.model, held_out)
-        summary |= _summary(bill, chosen, stored, target, other, file, folder, progress)
+        summary |= _summary(bill, chosen, measured, target, other, file, folder, progress)
         storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
     return {**summary, "out": str(folder)}
+
+
+def _digest(file: Path) -> str:
+    """Compute the SHA-256 of a file, or of the weights of a folder; empty if there is none."""
+    file = file / "model.safetensors" if file.is_dir() else file
+    if not file.is_file():
+        return ""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _was_written(folder: Path, file: Path, settings: Mapping[str, Any]) -> bool:
+    """Tell whether an earlier call with the same size wrote the file as it is."""
+    note = folder / WRITTEN
+    if not note.is_file() or not file.exists():
+        return False
+    return storage.read_object(note) == {**settings, "digest": _digest(file)}
 
 
 def _size(file: Path) -> int:
@@ -179,11 +211,16 @@ class _Target:
         """Find changes, names and header, or refuse what cannot be written."""
         axes = {name: parameter.ndim for name, parameter in model.named_parameters()}
         changes = _changes(model, settings.to)
+        if settings.to == "compressed-tensors":
+            library("compressed_tensors", f"--to {settings.to}")
         if settings.to != "gguf":
             return cls(settings, model, changes, {}, NAMED * len(axes))
         header = export.header_of(source, model, tokenizer)
         tensors = export.gguf_tensors(model, header.architecture)
-        size = header.bytes({tensors[name][0]: count for name, count in axes.items()})
+        axes_of = {tensors[name][0]: count for name, count in axes.items()}
+        others = export.other_tensors(source, axes_of)
+        size = header.bytes(axes_of | {name: rows.ndim for name, (rows, _) in others.items()})
+        size += sum(rows.nbytes for rows, _ in others.values())
         return cls(settings, model, changes, tensors, size)
 
     @cached_property
@@ -227,7 +264,7 @@ class _Target:
 
 
 def _read_back(
-    file: Path, chosen: Allocation, target: _Target
+    file: Path, chosen: Allocation, packed: Mapping[str, Any], target: _Target
 ) -> Mapping[str, Float[Tensor, "..."]]:
     """Read the weights of a file, and compare each with what was packed, bit by bit.
 
@@ -244,9 +281,9 @@ def _read_back(
         stored = stored_weights(str(file), [name for name, _ in plain.named_parameters()])
     for name, parameter in plain.named_parameters():
         expected = parameter.detach().float().cpu()
-        if name in chosen.packed:
+        if name in packed:
             unpack, rows = chosen.formats[name][0].unpack, as_rows(parameter)
-            expected = unpack(chosen.packed[name], rows.shape).view(parameter.shape)
+            expected = unpack(packed[name], rows.shape).view(parameter.shape)
         if not torch.equal(stored[name], expected):
             raise RunError(f"{file}: {name} reads back otherwise than priced; do not use the file")
     return stored
@@ -255,7 +292,7 @@ def _read_back(
 def _summary(
     bill: Bill,
     chosen: Allocation,
-    stored: Mapping[str, Float[Tensor, "..."]],
+    measured: Mapping[str, Any],
     target: _Target,
     held_out: Problem,
     file: Path,
@@ -268,15 +305,14 @@ def _summary(
     below = [name for name in order if sizes[name] <= chosen.bytes][-1:]
     above = [name for name in order if sizes[name] > chosen.bytes][:1]
     size_of = target.settings.size_of
-    measured = [size_of] if size_of else [*below, *above]
+    beside = [size_of] if size_of else [*below, *above]
     rows = []
     with progress.stage("measurement"):
         for name, names in {"this file": chosen.names, **target.mixes}.items():
             mixed = bill.chosen(names)
-            row: dict[str, Any] = bill.sum(names).to_rows()[0]
-            if name == "this file" or name in measured:
-                new = stored if name == "this file" else None
-                row = bill.together(names, held_out, new).to_rows()[0]
+            row = measured if name == "this file" else bill.sum(names).to_rows()[0]
+            if name in beside:
+                row = bill.together(names, held_out).to_rows()[0]
             about = {"name": name, "bytes": mixed.bytes, "bits": mixed.bits}
             rows.append({key: {**row, **about}.get(key) for key in FILES})
     storage.write_table(folder / "files.csv", FILES, rows)
@@ -327,7 +363,10 @@ def _apart(bill: Bill, bytes: float) -> float:
 def _front(bill: Bill) -> list[dict[str, float]]:
     """Forecast the cost of allocations from the least to the largest size."""
     sizes = np.geomspace(*_sizes(bill), FRONT)
-    allocations = [bill.allocate(bytes=float(size) + 1) for size in sizes]
+    allocations = []
+    for size in sizes:
+        with suppress(ArgumentError):  # what no sampled gradient reaches gets its most bytes
+            allocations.append(bill.allocate(bytes=float(size) + 1))
     return [{"bytes": a.bytes, "forecast": a.total.forecast.value} for a in allocations]
 
 

@@ -1,10 +1,11 @@
 """Open a saved model with its tokeniser, offline and without remote code."""
 
 import hashlib
+import math
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,14 @@ from hessblocks.models.heads import TASKS
 from hessblocks.models.pretrained import check_complete
 from hessblocks.quiet import quiet, without_bars
 
+NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "_eps": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
+    "_epsilon": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
+    "rope_theta": (lambda value: 0 < value < math.inf, "a number above 0"),
+    "max_position_embeddings": (lambda value: value >= 1, "a whole number from 1 on"),
+    "sliding_window": (lambda value: value == value, "a whole number"),
+}
+"""Ending of a configuration's key → whether a number fits, and what is expected."""
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Options of transformers: no network, and no code from the folder."""
 _NUMBER, _IN_LAYER = re.compile(r"\.\d+\."), re.compile(r"(\.\d+\.).*")
@@ -91,6 +100,7 @@ class Saved:
         with quiet(), reading(reader), _loading(source):
             config = AutoConfig.from_pretrained(folder, gguf_file=path.name, **_LOCAL)
         complete_config(path, reader, config)
+        _check_numbers(source, config.to_dict())
         return cls(source=source, location=folder, config=config, gguf=path.name, reader=reader)
 
     @property
@@ -284,6 +294,7 @@ def _config(source: str, location: str) -> Any:
             f"Face cache; run `hf download {source}` where there is a network, or give a folder."
         ) from error
     storage.check_own_code(f"MODEL: {source}", config)
+    _check_numbers(source, config.to_dict())
     if getattr(config, "auto_map", None) and config.model_type != HessblocksConfig.model_type:
         warnings.warn(
             f"MODEL: {source} names code of its own (auto_map), which is not executed; the model "
@@ -296,6 +307,20 @@ def _config(source: str, location: str) -> Any:
             "model."
         )
     return config
+
+
+def _check_numbers(source: str, values: Mapping[str, Any]) -> None:
+    """Refuse numbers of a configuration that no model has, such as a negative epsilon."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            _check_numbers(source, value)
+        for ending, (fits, expected) in NUMBERS.items():
+            known = isinstance(value, int | float | str) and str(key).endswith(ending)
+            if known and not (isinstance(value, int | float) and fits(value)):
+                raise ArgumentError(
+                    f"MODEL: {source}: its configuration has {printable(str(key))} = "
+                    f"{printable(repr(value))[:40]}, expected {expected}."
+                )
 
 
 def _folder_of(location: str) -> Path:

@@ -79,6 +79,8 @@ def with_interval(value: float, low: float, high: float) -> str:
 
 def with_error(mean: Average) -> str:
     """Format a mean with its standard error: 5.07 ± 0.02, 631 ± 71, 10,000 ± 1,100, 1e-8 ± 3e-9."""
+    if math.isnan(mean.value) or math.isnan(mean.standard_error or 0.0):
+        return "–"  # such as of a change that no sampled gradient reaches
     if not mean.standard_error or mean.standard_error < NEGLIGIBLE * abs(mean.value):
         return number(mean.value)
     if mean.standard_error >= LARGE:

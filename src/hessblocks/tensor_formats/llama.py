@@ -71,6 +71,9 @@ def mix(name: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
 
     Returns:
         Name of the tensor → name of its format.
+
+    Source: llama.cpp, src/llama-quant.cpp (b11434), for dense models below 70B with an importance
+        matrix.
     """
     layers = 1 + max((int(n) for t in shapes for n in re.findall(r"^blk\.(\d+)\.", t)), default=-1)
     heads = [
