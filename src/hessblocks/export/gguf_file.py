@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -319,7 +318,7 @@ def write_gguf(
         try:  # a full disk is not told where the last bytes are flushed
             open_gguf(temporary)
         except ValueError as error:
-            raise OSError(errno.ENOSPC, "No space left on device") from error
+            raise RunError(f"{path}: cannot be written (No space left on device)") from error
 
 
 def read_gguf(

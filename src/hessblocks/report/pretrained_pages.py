@@ -256,7 +256,7 @@ def quantise_headline(summary: Row) -> tuple[str, ...]:
         f"{file['measured'] / max(row['measured'], 1e-300):.2f}"
         for row in measured
     )
-    others = Counter(summary["counts"])
+    others: Counter[str] = Counter(summary["counts"])
     others.subtract([summary["table"]])
     counts = ", ".join(f"{count} at {name}" for name, count in others.most_common() if count > 0)
     runtime = "llama.cpp" if summary["to"] == "gguf" else summary["to"]
