@@ -82,7 +82,9 @@ def test_every_number_is_that_of_the_library(place: Path) -> None:
     drawn = Windows(ids, 8).drawn(12, 0)
     edits = hb.rounded(bits=3), hb.rounded(bits=4), hb.pruned(share=0.25)
     bill = hb.price(
-        hb.Problem(model, {"input_ids": drawn[:6]}), hb.change_each(model, *edits), samples=6
+        hb.Problem(model, [{"input_ids": rows} for rows in drawn[:6].split(1)]),
+        hb.change_each(model, *edits),
+        samples=6,
     )
     found = rows(place / "out" / "bill.csv")
     assert [row["name"] for row in found] == list(bill)

@@ -21,6 +21,9 @@ from hessblocks.bill.draws import Draws, Ledger, collect
 from hessblocks.curvature import Gradients, Problem
 from hessblocks.malloc import return_freed_memory
 
+OFTEN = 1 << 26
+"""Entries of changes that are computed between two returns of freed memory."""
+
 
 class Diagonal(Ledger):
     """Mean squares of sampled gradients, by parameter, and mean squared inputs of its columns."""
@@ -107,7 +110,7 @@ class Diagonal(Ledger):
         draws = self.draws()
         reference = dict(zip(self.squares, draws.by_piece(draws.squares).sum(0), strict=True))
         scales = torch.zeros(len(changes), len(self.squares), dtype=torch.float64)
-        found, sizes, columns = [], [], list(self.squares)
+        found, sizes, columns, computed = [], [], list(self.squares), 0
         for row, change in enumerate(changes):
             change = change.weighed(self._inputs.means())
             largest = 0.0
@@ -119,6 +122,10 @@ class Diagonal(Ledger):
                 largest = max(largest, float(delta.norm() / parameters[name].detach().norm()))
             found.append(change)
             sizes.append(largest)
+            computed += change.size
+            if computed > OFTEN:  # tensors of many sizes leave holes
+                return_freed_memory()
+                computed = 0
         return tuple(found), replace(draws, scales=scales), tuple(sizes)
 
 

@@ -48,7 +48,7 @@ HELD = 8
 INPUTS = "inputs."
 """Prefix of mean squared inputs in the file of samples."""
 PIECES = 32
-"""Most batches of the text of a check."""
+"""Fewest batches of the text of a check, if it has as many windows."""
 AS_STORED = "as stored"
 """Name of the change to a quantised copy."""
 TOGETHER = ("name", "bits", "forecast", "forecast_error", "measured", "measured_error", "outside")
@@ -127,7 +127,7 @@ def measure_price(
         **({"stored": _fingerprint(stored)} if stored else {}),
         "device": device,
     }
-    problem = Problem(subject.model, text, loss="causal-lm")
+    problem = in_pieces(subject.model, text["input_ids"], settings.samples)
     drawn = {name: value for name, value in config.items() if name != "allocate"}
     before = finished(folder, config, ["allocate"])
     summary = before if before.get("asked", "") == settings.allocate else {}
@@ -169,19 +169,22 @@ def drawn_batches(
     return {"input_ids": drawn[:count]}, drawn[count:]
 
 
-def in_pieces(model: nn.Module, windows: Int[Tensor, "windows tokens"]) -> Problem:
-    """Make a problem of a check, with a batch for each of its passes.
+def in_pieces(
+    model: nn.Module, windows: Int[Tensor, "windows tokens"], pieces: int = PIECES
+) -> Problem:
+    """Make a problem with a batch for each pass.
 
     One batch would be cut as much, after two passes to check that its rows are independent.
 
     Args:
         model: the model.
         windows: rows of tokens.
+        pieces: fewest batches, if there are as many windows.
 
     Returns:
         The problem.
     """
-    batches = [{"input_ids": rows} for rows in windows.split(max(1, -(-len(windows) // PIECES)))]
+    batches = [{"input_ids": rows} for rows in windows.split(max(1, len(windows) // pieces))]
     return Problem(model, batches, loss="causal-lm")
 
 

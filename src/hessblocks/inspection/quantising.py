@@ -118,7 +118,7 @@ def measure_quantise(
     }
     free = [*BUDGETS, "file"]
     drawn = {name: value for name, value in config.items() if name not in free}
-    problem = Problem(subject.model, text, loss="causal-lm")
+    problem = in_pieces(subject.model, text["input_ids"], settings.samples)
     if file.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise ArgumentError(
             f"--out: {folder} lies in FILE, which is replaced; give another folder."
