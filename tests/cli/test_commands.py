@@ -50,6 +50,7 @@ def test_compare_shows_a_table_the_report_and_the_shares_of_time(
             line for line in outcome.output.splitlines() if line.strip().startswith(name + "  ")
         )
         assert len(re.findall(r"[\d,.]+(?:e[+-]\d+)?", row)) >= 6
+    assert re.match(r"\s*After 6 steps the held-out loss of pre-ln is", outcome.output)
     assert "attention.key of layers 0, 1" in outcome.output  # zero at initialisation, named
     assert re.search(r"\d+ s: data \d+ %, report \d+ %", outcome.output.replace("\n", " "))
     assert f"report  {compared / 'report.html'}" in outcome.output

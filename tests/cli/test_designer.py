@@ -66,7 +66,10 @@ def test_a_changed_block_is_compared_with_a_baseline_at_its_best(
     asked = ("compare", "--presets", ",".join(BLOCKS), "--tune", "--data", text, *SIZES)
     outcome = shell(*asked, "--steps", 20, "--out", out)
     assert outcome.status == 0
-    assert "tuning: 3 blocks, 3 to 5 rates each with one seed, about" in outcome.errors
+    assert "tuning: 3 blocks, 3 to 5 rates each with one seed: 180 to 300 updates" in outcome.errors
+    assert (
+        len(re.findall(r"^.*: best rate [\d.]+, held-out loss [\d.]+$", outcome.errors, re.M)) == 3
+    )
     lines = outcome.errors.splitlines()
     assert lines.index(next(one for one in lines if one.startswith("tuning: 3"))) < lines.index(
         next(one for one in lines if "rate 0.003" in one)

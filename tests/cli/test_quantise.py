@@ -98,6 +98,14 @@ def test_the_page_says_three_numbers_and_the_neighbours(shell: Shell, place: Pat
     page = (place / "out" / "report.html").read_text()
     for said in ("forecast", "measured", "Standard files of llama.cpp beside it", "perplexity"):
         assert said in page
+    files, summary = rows(place / "out" / "files.csv"), (place / "out" / "summary.json").read_text()
+    share = float(files["this file"]["measured"]) / float(files["IQ4_NL"]["measured"])
+    assert f"of which this file has {share:.2f}" in page
+    counts = json.loads(summary)["counts"]
+    others = re.findall(
+        r"(\d+) at gguf", page[page.index("other weights: ") :].partition("</p>")[0]
+    )
+    assert sum(map(int, others)) == sum(counts.values()) - 1  # but the embedding
     assert "types.txt" in page
     lines = (place / "out" / "types.txt").read_text().splitlines()
     tensors = gguf.GGUFReader(place / "model.gguf").tensors

@@ -160,13 +160,9 @@ def _of_config(config: Any) -> dict[str, Any]:
         ("attention.key_length", "attention.value_length", "rope.dimension_count"), "head_dim"
     )
     architecture = "llama" if kind == "mistral" else kind
-    fields = {
-        "general.architecture": architecture,
-        # transformers would take a file with "mistral" in its name for an architecture of GGUF
-        "general.name": "llama"
-        if kind == "mistral"
-        else getattr(config, "name_or_path", "") or kind,
-    }
+    # transformers would take "mistral" in a file's name for an architecture, which GGUF has not
+    title = "llama" if kind == "mistral" else getattr(config, "name_or_path", "") or kind
+    fields = {"general.architecture": architecture, "general.name": title}
     for name, attribute in attributes.items():
         if attribute:
             number = values[attribute]

@@ -251,6 +251,11 @@ def note_history(
     """
     clause = stored_words(config)
     notes = [f"{clause}; their rounding is in every number"] if clause else []
+    if clause and isinstance(settings, QuantisingSettings):
+        notes.append(
+            "a type that holds what was stored costs nothing here, so that mixes of other types "
+            "look worse than they would from the full weights"
+        )
     for bits in getattr(settings, "round", ()):
         if count := stored_within(config, bits):
             notes.append(

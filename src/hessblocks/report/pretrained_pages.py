@@ -78,13 +78,15 @@ def cost_figure(lines: Mapping[str, tuple[Sequence[Row], str]], size: str, label
 
 
 def bits_map(shares: Iterable[Row]) -> Figure | None:
-    """Draw a map of bits, kinds × layers; None if the names of matrices have no layers."""
+    """Draw a map of bits, kinds × layers; None without layers, or where all bits are equal."""
     bits: dict[str, list[float]] = {}
     for row in shares:
         if match := LAYER.search(row["place"]):
             bits.setdefault(match[1], []).append(row["bits"])
     layers = max(map(len, bits.values()), default=0)
     kinds = {name: tuple(values) for name, values in bits.items() if len(values) == layers}
+    if len(set().union(*kinds.values())) < 2:
+        return None
     return layer_map({"Bits of an entry, by layer": kinds}, "Bits")
 
 
@@ -235,9 +237,16 @@ def _quantised(folder: Path, summary: Row) -> dict[str, Any]:
     front = cost_figure(lines, "bytes", "Tensors of the file, MB")
     return {
         "heading": f"{summary['model']} as {Path(summary['file']).name}",
+        "front_title": f"{file['bytes'] / 1e6:.4g} MB cost {_beside(file, mixes)}",
         "front": drawn_picture(front, folder, "front"),
         "shares": drawn_picture(bits_map(summary["shares"]), folder, "allocation"),
     }
+
+
+def _beside(file: Row, mixes: Sequence[Row]) -> str:
+    """Write the measured cost of the file, and that of the measured mixes."""
+    costs = [f"{row['name']} {row['measured']:.2g}" for row in mixes if row["measured"] is not None]
+    return ", ".join([f"{file['measured']:.2g} nats per token", *costs])
 
 
 def quantise_headline(summary: Row) -> tuple[str, ...]:
