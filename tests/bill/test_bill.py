@@ -992,3 +992,14 @@ def test_pruning_rounds_its_count_to_the_nearest():
     changes = hb.change_each(torch.nn.Linear(7, 1, bias=False), hb.pruned(share=0.4))
     (new,) = dict(changes["weight, 0.4 pruned"].made(old)).values()
     assert int((new == 0).sum()) == 3  # of 2.8
+
+
+def test_given_weights_are_measured_if_they_are_those_that_were_priced() -> None:
+    model, problem = table()
+    bill = hb.price(problem, hb.change_each(model, hb.rounded(bits=3)), 8)
+    made = dict(bill.changes["0.weight, 3 bits"].made(problem.parameters))
+    names = ["0.weight, 3 bits"]
+    found, again = bill.together(names), bill.together(names, new=made)
+    assert again.measured[0].value == pytest.approx(found.measured[0].value, rel=1e-12)
+    with pytest.raises(ArgumentError, match="differs from the one that was priced"):
+        bill.together(names, new={"0.weight": made["0.weight"] + 0.1})

@@ -449,6 +449,9 @@ def test_a_cache_is_priced_head_by_head_with_a_recipe(
     page = (out / "report.html").read_text()
     assert "axis_key=" in page
     assert "carries" in page
+    dearest = json.loads((out / "summary.json").read_text())["sentences"][0]
+    costs = [float(together[name]["measured"]) for name in grids[:2]]
+    assert f"keys cost {min(costs):.3g} nats (measured)" in dearest
     again = shell(*given, "--cache", "4", "--check", "1", "--out", out)
     assert again.status == 0
     assert rows(out / "bill.csv") == found

@@ -163,8 +163,18 @@ def test_a_call_that_was_stopped_after_the_file_goes_on_and_another_file_is_left
     outcome = shell(*given)
     assert outcome.status == 2
     assert "exists already" in sentence(outcome)
-    inside = shell(*words(place, str(tmp_path))[:-1], out, *MIX, "--to", "torchao")
+    inside = shell(*words(place, str(tmp_path / "x.gguf"))[:-1], tmp_path / "x.gguf" / "out", *MIX)
     assert inside.status == 2
+    assert "lies in FILE" in sentence(inside)
+
+
+def test_what_no_sample_reaches_does_not_end_the_call_after_the_file(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    short = ["2" if word == "16" else word for word in words(place, str(tmp_path / "x.gguf"))]
+    outcome = shell(*short[:-1], tmp_path / "out", "--bits", "9")
+    assert outcome.status == 0, outcome.errors
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_a_file_that_differs_from_what_was_priced_is_told(

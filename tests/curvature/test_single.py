@@ -149,5 +149,27 @@ def test_a_graph_that_may_not_fit_is_counted_and_planned(monkeypatch: pytest.Mon
     assert torch.allclose(alone, operator.dense() @ vector, rtol=1e-12)
 
 
+def test_a_bare_except_of_the_model_does_not_hide_a_graph_that_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fragile(hidden: Tensor) -> Tensor:
+        try:
+            return hidden.exp().sin().exp()
+        except:  # noqa: E722
+            return hidden
+
+    problem = problem_of(fragile)
+    operator, vector = hb.Hessian(problem), torch.ones(sum_of(problem)).double()
+    expected = operator.dense() @ vector
+    other = hb.Problem(problem.model, [(X, Y)], loss="classification")
+    for room in range(0, 30000, 1000):
+        monkeypatch.setattr(
+            single, "default_limit", lambda device, room=room: 4 * 8 * sum_of(other) + room
+        )
+        vars(other).pop("plan", None)
+        other.checked.clear()
+        assert torch.allclose(hb.Hessian(other) @ vector, expected, rtol=1e-10), room
+
+
 def sum_of(problem: hb.Problem) -> int:
     return sum(problem.entries.values())

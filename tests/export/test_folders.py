@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import hessblocks as hb
+from hessblocks import export
+from hessblocks.tensor_formats import as_rows
 
 OPEN = """
 import sys, torch
@@ -56,3 +59,17 @@ def test_a_folder_opens_in_a_process_without_hessblocks(kind: str, tmp_path: Pat
     assert torch.allclose(torch.load(tmp_path / "logits.pt"), expected, atol=1e-6)
     stored = (tmp_path / "out" / "model.safetensors").stat().st_size
     assert 0 <= stored - chosen.bytes < 700 * sum(1 for _ in model.parameters())
+
+
+def test_stacked_matrices_keep_their_axes(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 8}
+    model = MixtralForCausalLM(
+        MixtralConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, num_local_experts=2)
+    )
+    shapes = {name: p.shape for name, p in model.named_parameters() if p.ndim > 1}
+    assert any(len(shape) == 3 for shape in shapes.values())
+    half = hb.formats()["bf16"]
+    packed = {name: half.pack(as_rows(model.get_parameter(name)), None) for name in shapes}
+    export.write_folder(tmp_path / "out", model, None, packed, {}, "compressed-tensors")
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert {name: stored[name].shape for name in shapes} == shapes

@@ -1,6 +1,7 @@
 """Marks that can be told apart, axes that have a zero, numbers as text."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from hessblocks.figures import (
 from hessblocks.figures.style import BESIDE, MARKS, marks
 from hessblocks.figures.text import number
 from hessblocks.report.captions import short_names, with_error, with_interval
+from hessblocks.report.pretrained_pages import bits_map
 from hessblocks.statistics import Average
 
 ALIAS = "pre-ln, zero queries"
@@ -141,6 +143,17 @@ def test_a_value_is_shown_to_the_digit_of_its_error(value, error, text) -> None:
     assert with_error(Average(value=value, standard_error=error, seeds=1)) == text
 
 
+def test_small_errors_have_an_exponent_and_what_is_not_known_a_dash() -> None:
+    def shown(value: float, error: float) -> str:
+        return with_error(Average(value=value, standard_error=error, seeds=1))
+
+    assert shown(1.234e-7, 3e-9) == "1.23e-07 ± 3e-09"
+    assert shown(4.8e-6, 7e-7) == "4.8e-06 ± 7e-07"
+    assert shown(-2e-10, 5e-8) == "-2e-10 ± 5e-08"
+    assert shown(0.000004, 0.000002) == "0.000004 ± 0.000002"
+    assert shown(0.5, math.nan) == shown(math.nan, 0.1) == "–"
+
+
 @pytest.mark.parametrize(
     ("value", "low", "high", "text"),
     [
@@ -225,3 +238,11 @@ def test_a_phone_has_one_column_and_maps_with_their_layers_below_each_other() ->
 
 def test_figures_were_stored() -> None:
     assert len(STORED) > 10
+
+
+def test_a_map_of_equal_bits_is_not_drawn() -> None:
+    def shares(*bits: float) -> list[dict[str, float | str]]:
+        return [{"place": f"layers.{n}.mlp.up.weight", "bits": b} for n, b in enumerate(bits)]
+
+    assert bits_map(shares(5.0, 5.0)) is None
+    assert bits_map(shares(5.0, 4.0)) is not None
