@@ -152,13 +152,14 @@ def test_a_graph_that_may_not_fit_is_counted_and_planned(monkeypatch: pytest.Mon
 def test_a_bare_except_of_the_model_does_not_hide_a_graph_that_is_too_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fragile(hidden: Tensor) -> Tensor:
-        try:
-            return hidden.exp().sin().exp()
-        except:  # noqa: E722
-            return hidden
+    class Fragile(Network):
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return super().forward(x).exp().sin()
+            except:  # noqa: E722
+                return self.last.bias.expand(len(x), 4)
 
-    problem = problem_of(fragile)
+    problem = hb.Problem(stir(Fragile()), [(X, Y)], loss="classification")
     operator, vector = hb.Hessian(problem), torch.ones(sum_of(problem)).double()
     expected = operator.dense() @ vector
     other = hb.Problem(problem.model, [(X, Y)], loss="classification")
