@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import hessblocks as hb
 from hessblocks.curvature.closed import CountedContext, watching
 from hessblocks.curvature.closed.watch import note_derivative
+from hessblocks.curvature.model_state import exclusive, form_of
 from hessblocks.curvature.products.forward import differentiable
 from tests.breadth import everyday
 from tests.curvature.cases import stir
@@ -74,6 +76,19 @@ def test_threads_find_what_one_finds(own: bool) -> None:
 
     in_threads(work, 3)
     assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_a_form_waits_for_a_pass_in_another_thread() -> None:
+    model = network()
+    before = form_of(model)
+    with ThreadPoolExecutor(1) as pool:
+        with exclusive(model):
+            model[1].forward = model[1].forward
+            form = pool.submit(form_of, model)
+            with pytest.raises(TimeoutError):
+                form.result(0.2)
+            del model[1].forward
+        assert form.result() == before
 
 
 def test_closed_forms_of_one_model_wait_for_each_other() -> None:

@@ -18,6 +18,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from hessblocks.curvature.model_state.lock import exclusive
+
 DEPTH = 4
 """Largest depth of containers and objects below a module's dictionary."""
 LONG = 1000
@@ -87,16 +89,16 @@ def form_of(model: nn.Module, *others: object) -> Form:
             for inner in content if len(content) <= LONG else ():
                 visit(inner, depth + 1)
 
-    for module in model.modules():
-        attributes = vars(module)
-        form.extend((_Same(module), _Same(type(module)), _Same(type(module).forward)))
-        for name, value in attributes.items():
-            if value if name in _REGISTERED else name not in INTERNAL:
-                form.append(name)
-                visit(value, 0)
-    for other in others:
-        for part in other.modules() if isinstance(other, nn.Module) else [other]:
-            visit(vars(part) if isinstance(part, nn.Module) else part, 0)
+    with exclusive(model):  # a pass in another thread replaces attributes meanwhile
+        for module in model.modules():
+            form.extend((_Same(module), _Same(type(module)), _Same(type(module).forward)))
+            for name, value in vars(module).items():
+                if value if name in _REGISTERED else name not in INTERNAL:
+                    form.append(name)
+                    visit(value, 0)
+        for other in others:
+            for part in other.modules() if isinstance(other, nn.Module) else [other]:
+                visit(vars(part) if isinstance(part, nn.Module) else part, 0)
     return tuple(form)
 
 

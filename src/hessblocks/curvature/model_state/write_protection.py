@@ -1,11 +1,10 @@
-"""Undo the writes of a forward pass into its model, one thread at a time.
+"""Undo the writes of a forward pass into its model.
 
 Buffers and tensor attributes are copied for each pass. The version counters of the parameters are
 checked after it. `unwritten` compares their values too, which also detects writes through `.data`.
 """
 
 import copy
-import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from hessblocks.curvature.model_state.form import INTERNAL, PLAIN, REGISTERS
 from hessblocks.errors import RunError
@@ -41,21 +39,6 @@ def _restore(attributes: Attributes) -> None:
         for name in REGISTERS:
             if values[name] or name in registers:
                 _refill(values[name], registers.get(name, {}))
-
-
-_lock = threading.Lock()
-_locks = WeakIdKeyDictionary()
-
-
-@contextmanager
-def exclusive(model: nn.Module) -> Iterator[None]:
-    """Hold the lock of this model; wait until no other thread holds it."""
-    with _lock:
-        if model not in _locks:
-            _locks[model] = threading.RLock()
-        lock = _locks[model]
-    with lock:
-        yield
 
 
 @contextmanager
