@@ -159,8 +159,7 @@ def price_headline(summary: Row) -> tuple[str, ...]:
         short = f" of {requested:g} asked" if abs(requested - summary["bits"]) > 0.05 else ""
         first = (
             f"At {summary['bits']:.3g} bits{short} on average the allocation is expected to cost "
-            f"{nats(shown[0])} nats per token; all matrices at {width} would cost "
-            f"{nats(shown[1])}."
+            f"{nats(shown[0])} nats per token; all matrices at {width} would cost {nats(shown[1])}."
         )
     if shown[0]["measured"] is not None:
         measured = between.join(nats(row, "measured") for row in shown)
