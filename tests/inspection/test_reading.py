@@ -161,7 +161,7 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_no_result_is_refused_in_one_sentence(change: str, tmp_path: Path) -> None:
+def test_what_is_not_a_result_is_refused_in_one_sentence(change: str, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(CHANGES[change]), encoding="utf-8")
     with pytest.raises(RunError, match=r"^\S+result\.json: .*; mend or remove it") as caught:

@@ -59,7 +59,7 @@ def test_a_condition_number_without_convergence_is_a_lower_bound() -> None:
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("tolerance", [-1.0, None])
-def test_a_tolerance_that_is_no_share_is_refused(tolerance: float | None) -> None:
+def test_a_tolerance_that_is_not_a_share_is_refused(tolerance: float | None) -> None:
     with pytest.raises(ArgumentError, match="tolerance: expected a share of at least 0"):
         condition_number(DenseOperator(torch.eye(4)), tolerance=tolerance)  # type: ignore[arg-type]
 
