@@ -56,7 +56,7 @@ def test_its_error_bar_covers_the_spread_over_seeds() -> None:
 
 def test_what_is_no_rounding_needs_the_full_form() -> None:
     model, problem = language()
-    with pytest.raises(ArgumentError, match="only changes that round can"):
+    with pytest.raises(ArgumentError, match="prices roundings alone"):
         hb.price(problem, hb.change_each(model, hb.pruned(share=0.1)), form="diagonal")
 
 
@@ -105,7 +105,7 @@ def test_a_format_that_fits_nothing_and_stored_columns_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"'mlx:44'.*mlx:4"):
         hb.in_format("mlx:44")
     model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=1, n_head=2, vocab_size=64))
-    with pytest.raises(ArgumentError, match="stores weights transposed"):
+    with pytest.raises(ArgumentError, match="stores its weights transposed"):
         hb.change_each(model, hb.in_format("mlx:4"))
 
 

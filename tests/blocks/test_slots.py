@@ -103,7 +103,7 @@ def test_changes_that_need_each_other_are_made_at_once() -> None:
         ("attention.query=rotary", "attention.query: 'rotary' is unknown"),
         ("position=none", "position: 'none' is unknown"),
         ("attention.shaping.alpha=2", "attention.shaping: holds None, which has no fields"),
-        ("width=16", "width: a size that presets depend on; give it by its own name, width"),
+        ("width=16", "width: is a size, which presets depend on, not a slot; give it as width="),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(slot: str, message: str) -> None:

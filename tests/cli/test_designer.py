@@ -142,8 +142,8 @@ def test_a_file_is_a_block_under_its_name(shell: Shell, text: Path, tmp_path: Pa
     [
         (["sas[key_value_heads=1]"], "sas[key_value_heads=1]: key_value_heads: attention's value"),
         (["sas[mlp.gated"], "expected NAME[SLOT=VALUE,...], such as sas[mlp.gated=true], got"),
-        (["sas[width=64]"], "width: a size that presets depend on"),
-        (["OLD"], "holds no block that this version knows (field of block: 'colour' is unknown"),
+        (["sas[width=64]"], "width: is a size, which presets depend on"),
+        (["OLD"], "is not a block that this version reads (field of block: 'colour' is unknown"),
         (["MINE,OTHER/mine.json"], "there are two blocks called 'mine'; rename"),
         (["MINE,pre-ln", "--width", "64"], "width: mine has a width of 32, got 64"),
         (["missing.json"], "missing.json is not a file; give one that exists."),

@@ -66,7 +66,7 @@ def test_the_block_of_a_named_group_is_that_of_the_dense_hessian() -> None:
         ({"a": "frist.weight"}, "matches nothing; near: first.weight"),
         ({"a": "frozen"}, "matches nothing"),
         ({"a": "first.weight[0:1, 0:1, 0:1]"}, "3 slices, 'first.weight' has 2 axes"),
-        ({"a": "first.weight[9:]"}, "is empty for 'first.weight'"),
+        ({"a": "first.weight[9:]"}, "of 'first.weight' is empty"),
         ({"a": "first.weight[x:]"}, "not start:stop:step"),
         ({"a": "first.weight[::-1]"}, "backwards"),
         ({"a": "first.*", "b": "first.bias"}, "'b' shares entries of 'first.bias'"),

@@ -265,7 +265,7 @@ def test_the_output_layer_is_run_on_a_few_tokens_alone(name: str) -> None:
                 ),
                 tokens(1),
             ),
-            ["norms of queries and keys only if these have a matrix each"],
+            ["norms of queries and keys only with a matrix each"],
         ),
         (
             lambda: (

@@ -152,7 +152,7 @@ def test_an_entry_that_is_no_rows_is_refused_or_does_no_harm(
         expected = product(model, [entries(rows, bias)])
     assert torch.allclose(product(model, [entries(rows, bias[None])]), expected)
     if rows == HEADS:
-        with pytest.raises(ArgumentError, match=r"batches: batch 0 .*an axis of one in front"):
+        with pytest.raises(ArgumentError, match=r"batches: batch 0 .*a first axis of length 1"):
             product(model, [entries(rows, bias)])
     else:
         assert torch.allclose(product(model, [entries(rows, bias)]), expected)

@@ -134,7 +134,7 @@ def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[
         if not isinstance(own, Format):
             raise unknown_name("format", str(kind), known)
         if not own.fits((1, width)):
-            raise ArgumentError(f"{name}: {own.name} does not fit rows of {width} entries")
+            raise ArgumentError(f"{name}: {own.name} cannot hold rows of {width} entries")
         bits = 8 * own.bytes((1, width)) / width
         yield Grid(own.name + tail, bits, own.rounded, exact, exact > 0, exact + 1)
 
@@ -311,7 +311,7 @@ def check_places(problem: Problem, changes: Iterable[ActivationChange]) -> None:
     for batch in problem.batches:
         if batch.inputs.ndim > 1 and batch.inputs.shape[1] < fewest:
             raise ArgumentError(
-                f"batches: {name!r} rounds nothing in fewer than {fewest} tokens, and a batch has "
+                f"batches: {name!r} needs windows of at least {fewest} tokens, and a batch has "
                 f"{batch.inputs.shape[1]}; give longer windows"
             )
         mask = batch.keywords.get("attention_mask")
@@ -429,7 +429,7 @@ class _Rounding(Ledger):
             (c.tap for c, norm in zip(self._changes, self._norms[1], strict=True) if not norm), None
         )
         if unmet is not None:
-            raise ArgumentError(f"changes: {unmet!r} was zero or not computed in any pass")
+            raise ArgumentError(f"changes: {unmet!r} is 0 or unused in these batches; leave it out")
         self.pairs = [torch.zeros(0, len(self._changes), dtype=torch.float64)]
         return super().draws()
 

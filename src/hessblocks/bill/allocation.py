@@ -71,7 +71,7 @@ class Allocation(Tabular):
             edit = change.edit
             if edit is None or edit.format is None:
                 raise ArgumentError(
-                    f"allocation: {change.name!r} is of no storage format; price hb.in_format(...)"
+                    f"allocation: {change.name!r} has no storage format; price hb.in_format(...)"
                 )
             for name in change.new:
                 found[name] = edit.format, (edit.importance or {}).get(name)
@@ -111,12 +111,13 @@ class Allocation(Tabular):
         """Write the quantised model from what `packed` returned; see `save`."""
         model: Any = plain_model(self.model)
         formats = self.formats
-        runtimes = {own.name.partition(":")[0] for own, _ in formats.values()} - {"bf16"}
+        names = {own.name for own, _ in formats.values()}
+        runtimes = {name.partition(":")[0] for name in names} - {"bf16"}
         kind = runtimes.pop() if len(runtimes) == 1 else ""
         if (path.suffix == ".gguf") != (kind == "gguf") or kind not in ("gguf", *export.FOLDERS):
             raise ArgumentError(
-                f"path: {path} cannot hold {formats}; one file is of gguf: formats, one folder of "
-                f"{' or '.join(export.FOLDERS)}, both with bf16"
+                f"path: {path} cannot hold {', '.join(sorted(names))}; a .gguf file holds gguf: "
+                f"formats and bf16, a folder {' or '.join(export.FOLDERS)} and bf16"
             )
         if kind != "gguf":
             widths = {
@@ -211,7 +212,7 @@ def allocate(
     """
     budgets = [budget for budget in (bits, bytes, nats) if budget is not None]
     if len(budgets) != 1 or math.isnan(budgets[0]):
-        raise ArgumentError("allocate: expected one of bits=, bytes= and nats=, a number")
+        raise ArgumentError("allocate: give exactly one of bits=, bytes= and nats=, as a number")
     places: dict[str, list[Price]] = {}
     for price in prices:
         places.setdefault(price.place, []).append(price)
@@ -226,7 +227,7 @@ def allocate(
         most = budgets[0] if bits is None else bits * entries / 8
         if least > most and bits is not None:
             raise ArgumentError(
-                f"bits: the fewest that were priced are {8 * least / entries:.3g} on average"
+                f"bits: expected at least {8 * least / entries:.3g}, the fewest that were priced"
             )
         if least > most:
             raise ArgumentError(
@@ -240,7 +241,7 @@ def allocate(
         after = next(missing, None)
         if after is None:
             least = _total(chosen)
-            raise ArgumentError(f"nats: the least within reach of the bits priced is {least:.3g}")
+            raise ArgumentError(f"nats: expected at least {least:.3g}, that of the most bits")
         chosen[after.place] = after
     return tuple(chosen.values())
 

@@ -145,8 +145,8 @@ class Bill(Tabular, Mapping[str, Price]):
         clash = any(a.clashes(b) for a, b in combinations(own, 2))
         if not groups or len(views) < len(chosen) or clash or overlap(groups):
             raise ArgumentError(
-                "changes: expected some that touch no entry in common, since they cannot be made "
-                f"together else, got {'; '.join(chosen) or 'none'}"
+                "changes: expected at least one, and no two that change the same entries; price "
+                f"those that overlap separately; got {'; '.join(chosen) or 'none'}"
             )
         return self._price(chosen)
 
@@ -183,7 +183,7 @@ class Bill(Tabular, Mapping[str, Price]):
         sets = [_named(one) for one in (chosen if several else [chosen])]
         if not sets:
             raise ArgumentError(
-                f"which: expected names of changes, or how many from 1 on, got {which!r}"
+                f"which: expected names of changes, or a number of them, got {which!r}"
             )
         forecasts = [self.sum(names) for names in sets]
         problem = self.problem if held_out is None else held_out
@@ -200,7 +200,7 @@ class Bill(Tabular, Mapping[str, Price]):
         if held_out is not None and any(sums):
             raise ArgumentError(
                 "held_out: a loss with reduction='sum' grows with the amount of data, so forecasts "
-                "hold for the bill's own alone; price a mean, or leave held_out out"
+                "hold for the bill's own data alone; price a mean, or leave held_out out"
             )
         losses = [form_of(self.problem.model, p.loss) for p in (problem, self.problem)]
         if losses[0] != losses[1]:
@@ -522,7 +522,7 @@ def price(
     named = {change.name: change for change in found}
     if activations_of(found):
         if form not in (None, "diagonal"):
-            raise ArgumentError("form: of rounded activations only the diagonal is computed")
+            raise ArgumentError("form: rounded activations are priced by 'diagonal' alone")
         draws, sizes = draw_activations(problem, found, samples=samples, seed=seed)
         return Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
     if form is None:
@@ -531,7 +531,7 @@ def price(
     if form != "mixture":
         problem.check_whole()
         if form == "diagonal" and any(change.bytes is None for change in found):
-            raise ArgumentError("form: only changes that round can be priced by the diagonal alone")
+            raise ArgumentError("form: 'diagonal' prices roundings alone; use another form")
         names = dict.fromkeys(name for change in found for name in change.new)
         moments = form == "moments"
         own, draws, sizes = Diagonal(

@@ -264,8 +264,8 @@ def _check_rows(model: nn.Module) -> None:
     """Refuse models whose weights are stored (inputs, outputs)."""
     if any(isinstance(module, Conv1D) for module in model.modules()):
         raise ArgumentError(
-            "change_each: this model stores weights transposed (GPT-2), along which no runtime's "
-            "format runs; give hb.rounded instead"
+            "change_each: this model (GPT-2) stores its weights transposed, which no storage "
+            "format does; give hb.rounded instead"
         )
 
 

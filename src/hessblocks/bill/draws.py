@@ -185,9 +185,7 @@ class Ledger:
         if not (along.isfinite().all() and squares.isfinite().all()):
             raise RunError("price: a gradient is not finite; look at the weights and the batches")
         if len(self.counts) < 2:
-            raise ArgumentError(
-                "batches: one row tells nothing of the error over data; give several"
-            )
+            raise ArgumentError("batches: one row gives no error bar over data; give several")
         pieces, slope = map(torch.tensor, zip(*self.owners, strict=True))
         counts = torch.tensor(self.counts, dtype=torch.float64)
         return Draws(
@@ -206,8 +204,8 @@ def collect(
     """Draw sampled gradients, each on a piece of the data; see `draw`."""
     if not root_is_known(problem):
         raise ArgumentError(
-            "loss: a callable does not tell its curvature, which is the price; use a loss by name "
-            "or a loss module of torch"
+            "loss: prices need a formula for the loss's curvature, which a callable does not have; "
+            "use a loss by name or a loss module of torch"
         )
     parameters = problem.parameters
     one = sum(parameters[n].numel() * parameters[n].element_size() for n in names)

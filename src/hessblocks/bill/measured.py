@@ -180,7 +180,7 @@ def measure(
             passes.append(torch.tensor(moved, dtype=torch.float64).view(len(sets), -1).T)
             counts += before.counts
     if len(counts) < 2:
-        raise ArgumentError("held_out: one row tells nothing of the error over data; give several")
+        raise ArgumentError("held_out: one row gives no error bar over data; give several")
     found, tokens = torch.cat(passes), torch.tensor(counts, dtype=torch.float64)
     if not found.isfinite().all():
         raise RunError("check: a divergence is not finite; look at the changes")

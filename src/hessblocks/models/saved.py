@@ -32,6 +32,7 @@ from hessblocks.models.gguf import (
     reading,
     stored_types,
 )
+from hessblocks.models.gguf_tokenizer import follow_file
 from hessblocks.models.heads import TASKS
 from hessblocks.models.pretrained import check_complete
 from hessblocks.quiet import quiet, without_bars
@@ -168,8 +169,8 @@ class Saved:
         for name, weight in model.named_parameters():
             if not weight.isfinite().all():
                 raise RunError(
-                    f"MODEL: {self.source} holds weights that are not finite ({name}); nothing can "
-                    "be done with it."
+                    f"MODEL: {self.source} holds weights that are not finite ({name}); give "
+                    "another copy."
                 )
         if not self.gguf:
             _check_floats(self.source, self.location, model, report["unexpected_keys"])
@@ -208,13 +209,17 @@ class Saved:
             return None
         with quiet(), reading(self.reader):
             try:
-                return AutoTokenizer.from_pretrained(self.location, **_LOCAL, **self._file)
+                tokenizer = AutoTokenizer.from_pretrained(self.location, **_LOCAL, **self._file)
+                if self.reader:
+                    follow_file(tokenizer, self.reader)
             except Exception as error:  # files from elsewhere may cause any kind of error
                 reason = (
                     f"MODEL: the tokenizer of {self.source} cannot be read ({_first_line(error)})"
                 )
                 if needed:
-                    raise RunError(f"{reason}; save it again.") from error
+                    raise RunError(f"{reason}; save it in transformers' format.") from error
+            else:
+                return tokenizer
         warnings.warn(reason, stacklevel=3)
         return None
 

@@ -141,8 +141,8 @@ def extreme_eigenvalues(
     check_probes("extreme_eigenvalues", 1, at_least=1, probe_chunk=probe_chunk, **rest)
     if not 1 <= count <= op.shape[0]:
         raise ArgumentError(
-            f"count: expected at least 1 eigenvalue at each end, and at most {op.shape[0]} of a "
-            f"matrix with so many rows, got {count}"
+            f"count: expected at least 1 eigenvalue at each end, and at most {op.shape[0]}, the "
+            f"number of rows, got {count}"
         )
     if tolerance is not None and not (isinstance(tolerance, Real) and tolerance >= 0):
         raise ArgumentError(f"tolerance: expected a share of at least 0, got {tolerance!r}")
@@ -162,9 +162,9 @@ def extreme_eigenvalues(
     if not eigenvalues.converged:
         warnings.warn(
             f"extreme_eigenvalues: not converged after {eigenvalues.products} products: largest "
-            f"residual {float(eigenvalues.residuals.max()):.2g}, wanted {share:.2g} of the largest "
-            "|eigenvalue|, and a random vector that shows no further one; raise max_products, "
-            "basis_size, memory_limit or tolerance",
+            f"residual {float(eigenvalues.residuals.max()):.2g}, expected {share:.2g} of the "
+            "largest |eigenvalue|, and no sign of a missed one in a random vector; raise "
+            "max_products, basis_size, memory_limit or tolerance",
             stacklevel=2,
         )
     return eigenvalues
@@ -186,7 +186,7 @@ def _start(op: LinearOperator, start: Any) -> Float[Tensor, " N"] | None:
         shape = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
         raise ArgumentError(
             f"start: expected what extreme_eigenvalues has returned, or vectors ({op.shape[0]},) "
-            f"or ({op.shape[0]}, some), got {shape}"
+            f"or ({op.shape[0]}, columns), got {shape}"
         )
     columns = vectors.detach().to(op.device, working_dtype(op.dtype)).reshape(op.shape[0], -1)
     lengths = torch.linalg.vector_norm(columns, dim=0, dtype=torch.float64)
