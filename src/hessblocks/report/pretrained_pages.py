@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import duration
-from hessblocks.figures import Figure, Panel, Series, number
+from hessblocks.figures import Figure, Panel, Series
 from hessblocks.report import templates
 from hessblocks.report.captions import with_error
 from hessblocks.report.templates import ABSENT, drawn_picture, layer_map, summary_page
@@ -27,11 +27,6 @@ LAYER = re.compile(r"(?:^|\.)\d+\.(.+?)(?:\.weight)?$")
 def nats(row: Row, name: str = "forecast") -> str:
     """Format a number of a row with its standard error."""
     return with_error(Average(value=row[name], standard_error=row[f"{name}_error"], seeds=1))
-
-
-def _number(row: Row, name: str) -> str:
-    """Format a number that some rows lack."""
-    return number(row[name]) if name in row else ABSENT
 
 
 def _trusted(row: Row) -> str:
@@ -98,9 +93,6 @@ COSTS: Columns = {
 BILL: Columns = {
     "Change": itemgetter("name"),
     "Forecast KL": nats,
-    "Diagonal": lambda row: _number(row, "diagonal"),
-    "Full form": lambda row: _number(row, "full"),
-    "Loss, to first order": lambda row: _number(row, "gradient"),
     "Changed by": lambda row: f"{row['relative_size']:.1%}",
     "Forecast trusted": _trusted,
 }
@@ -123,14 +115,7 @@ def _priced(folder: Path, summary: Row) -> dict[str, Any]:
         "front": drawn_picture(_over_bits(summary), folder, "front"),
         "allocation": drawn_picture(allocation, folder, "allocation"),
         "check": [templates.inlined(picture.read_bytes())] if picture.is_file() else [],
-        "bill": templates.table(
-            {
-                heading: cell
-                for heading, cell in BILL.items()
-                if any(cell(row) != ABSENT for row in summary["bill"])
-            },
-            summary["bill"],
-        ),
+        "bill": templates.table(BILL, summary["bill"]),
     }
 
 
@@ -156,8 +141,7 @@ def price_headline(summary: Row) -> tuple[str, ...]:
     if "uniform" in summary:
         between, bits = ", ", summary["bits"]
         alike = [row for row in shown if row["name"] != "allocation" and row.get("bits")]
-        alike = sorted(alike, key=lambda row: abs(row["bits"] - bits))[:2]
-        shown = [rows["allocation"], *sorted(alike, key=itemgetter("bits"))]
+        shown = [rows["allocation"], *sorted(alike, key=lambda row: abs(row["bits"] - bits))[:2]]
         costs = [f"{nats(row)} at {row['name'].removeprefix('all, ')}" for row in shown[1:]]
         requested = summary.get("asked", summary["bits"])
         short = f" of {requested:g} asked" if abs(requested - summary["bits"]) > 0.05 else ""

@@ -1,7 +1,8 @@
 """`hessblocks presets`: list every block, what it removes, and its size at given dimensions."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 from unittest.mock import patch
 
 from hessblocks.cli import checks, options
@@ -10,16 +11,27 @@ from hessblocks.settings import PresetSizes
 
 
 @options.taking
-def presets(*, sizes: PresetSizes, screen: options.Screen) -> None:
+def presets(
+    *,
+    sizes: PresetSizes,
+    out: Annotated[
+        Path | None, options.checked(checks.out, help="Folder for the table, as presets.json.")
+    ] = None,
+    screen: options.Screen,
+) -> None:
     """List the blocks, what each removes, and their size, without allocating any weights."""
     sizes.check_heads(checks.PRESETS)
     from hessblocks.blocks import PRESETS
     from hessblocks.cli.terminal import plain_table, show
+    from hessblocks.storage import write_json
 
     counted = block_sizes(sizes)
     described = {"command": "presets", "presets": {s.preset: asdict(s) for s in counted}}
-    left_out = [name for name in PRESETS if name not in described["presets"]]
-    described["left_out"] = left_out
+    if out is not None:
+        write_json(out / "presets.json", described)
+    left_out = described["left_out"] = [
+        name for name in PRESETS if name not in described["presets"]
+    ]
     note = (
         f"{sizes.depth} layers, width {sizes.width}, {sizes.heads} heads, vocabulary "
         f"{sizes.vocab_size:,}, context {sizes.context}; matmuls and multiply-adds: of one token, "
