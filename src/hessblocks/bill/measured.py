@@ -92,7 +92,7 @@ class BillCheck(Tabular):
         return (
             f"{len(self.measured)} changes measured on {text}: median ratio forecast/measured "
             f"{median(ratios):.3g}, range {min(ratios):.3g} to {max(ratios):.3g}; "
-            f"{near:.0%} from {NEAR[0]} to {NEAR[1]}, "
+            f"{100 * near:.0f} % from {NEAR[0]} to {NEAR[1]}, "
             + ("none trusted" if worst is None else f"the worst among the trusted {worst:.3g}")
             + f"; {', '.join(within)} within 1, 2, 3 standard errors"
         )
