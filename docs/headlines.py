@@ -181,4 +181,4 @@ def _seeds(told: Mapping[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(faults()))
+    sys.exit("\n".join(faults()) or 0)  # an empty text would be a failure too

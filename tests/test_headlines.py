@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
@@ -120,3 +122,13 @@ def test_each_finding_of_the_readme_has_interval_seeds_and_device_one_link_away(
         assert re.search(r" ± |\[[-+]|\d to \d", row), name
         assert re.search(r"seed|draw", row), name
         assert re.search("CPU|GPU|H200", row), name
+
+
+def test_the_script_ends_well_where_nothing_is_wrong() -> None:
+    ran = subprocess.run(
+        [sys.executable, ROOT / "docs" / "headlines.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
