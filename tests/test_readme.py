@@ -32,7 +32,7 @@ def blocks(language: str, page: str = README) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
 
 
-def test_it_is_read_in_a_few_minutes() -> None:
+def test_the_readme_is_read_in_a_few_minutes() -> None:
     assert len(README.split()) <= 600
     visible = re.sub(r"```.*?```|\]\([^)]*\)|<[^>]*>", " ", README, flags=re.DOTALL)
     numbers = re.findall(r"(?<![\w.])\d[\d.,]*", visible)

@@ -248,7 +248,7 @@ def untouched(model: nn.Module, before: dict[str, Tensor]) -> bool:
     return all(torch.equal(before[name], now) for name, now in model.state_dict().items())
 
 
-def test_the_model_is_left_as_it_was_also_after_an_exception() -> None:
+def test_the_model_is_not_changed_also_after_an_exception() -> None:
     model, problem = language()
     before, identities = state(model), [id(p) for p in model.parameters()]
     bill = hb.price(problem, hb.change_each(model, hb.rounded(bits=3), hb.removed()), samples=8)
@@ -325,7 +325,7 @@ def test_the_forecast_is_the_full_form_where_entries_pull_together() -> None:
 
 
 @pytest.mark.slow
-def test_signs_of_rounding_have_the_variance_that_is_said() -> None:
+def test_signs_of_rounding_have_the_variance_that_is_reported() -> None:
     _, problem = table(rows=300)
     step, h_o = directions(problem), dense(problem)
     size = flat(problem, step).abs()
@@ -874,7 +874,7 @@ def test_a_check_of_another_loss_than_was_priced_is_refused(
         bill.check(1)
 
 
-def test_what_passes_and_uses_leave_behind_is_no_change() -> None:
+def test_what_passes_and_uses_leave_behind_is_not_a_change() -> None:
     model, problem = table()
     seen: list[Any] = []
     model[2].register_forward_hook(lambda module, args, out: seen.append(len(seen)))  # type: ignore[index]

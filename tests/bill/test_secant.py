@@ -54,7 +54,7 @@ def test_no_forecast_that_is_wrong_by_two_is_trusted_where_experts_are_chosen(sc
     assert all(row["outside"] for row in rows if not 0.5 <= row["ratio"] <= 2)
 
 
-def test_all_experts_of_all_are_no_choice():
+def test_all_experts_chosen_of_all_are_not_a_choice():
     model = mixtral(8)
     bill = bill_of(model, (4, 8))
     assert not chooses(bill.problem)
@@ -128,7 +128,7 @@ class Experts(torch.nn.Module):
         return self.head(sum(parts))
 
 
-def test_experts_that_no_token_reaches_are_said_and_get_their_most_bits():
+def test_experts_that_no_token_reaches_are_reported_and_get_their_most_bits():
     model = Experts()
     ids = torch.randint(3, (8, 12), generator=torch.Generator().manual_seed(0))
     changes = hb.change_each(model, *(hb.rounded(bits=bits) for bits in (2, 3, 4)))

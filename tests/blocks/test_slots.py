@@ -136,7 +136,7 @@ class Stretched(Position, kind="stretched-position"):
 
 
 @pytest.mark.bad_input
-def test_parts_of_ones_own_that_no_word_can_give_are_refused() -> None:
+def test_parts_of_the_user_that_no_word_can_give_are_refused() -> None:
     with pytest.raises(ArgumentError, match="stretched-position has no defaults"):
         changed("position=stretched")
     mine = with_slots(PRE_LN, {"position": Stretched(factor=2.0)})

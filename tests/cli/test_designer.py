@@ -151,7 +151,7 @@ def test_a_file_is_a_block_under_its_name(shell: Shell, text: Path, tmp_path: Pa
         (["sas,sas"], "--presets: expected one or more, each once, got sas, sas."),
     ],
 )
-def test_what_is_no_comparison_is_refused_in_a_sentence(
+def test_what_is_not_a_comparison_is_refused_in_a_sentence(
     shell: Shell, text: Path, tmp_path: Path, words: list[str], message: str
 ) -> None:
     block = hb.preset("pre-ln", width=32, heads=2).to_dict()

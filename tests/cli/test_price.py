@@ -356,7 +356,7 @@ def test_a_quantised_copy_is_billed_against_its_original(
         ({"rms_norm_eps": 1e-3}, "rms_norm_eps"),
     ],
 )
-def test_another_function_of_equal_shapes_is_no_model_to_merge_with(
+def test_another_function_of_equal_shapes_is_not_a_model_to_merge_with(
     place: Path, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     model, _ = hb.load(place / "model")
@@ -371,7 +371,7 @@ def test_another_function_of_equal_shapes_is_no_model_to_merge_with(
     assert said in other_function(model.config, config, (None, None))
 
 
-def test_another_vocabulary_is_no_model_to_merge_with(
+def test_another_vocabulary_is_not_a_model_to_merge_with(
     shell: Shell, place: Path, tmp_path: Path
 ) -> None:
     other = shutil.copytree(place / "model", tmp_path / "other")

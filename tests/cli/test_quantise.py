@@ -71,7 +71,7 @@ def test_the_file_has_the_mixs_size_and_costs_less(place: Path) -> None:
     assert summary["size"] == (place / "model.gguf").stat().st_size
 
 
-def test_its_weights_and_its_kl_are_those_that_are_told(place: Path) -> None:
+def test_weights_and_kl_are_those_that_are_reported(place: Path) -> None:
     model, tokenizer = hb.load(place / "tiny.gguf")
     again, _ = hb.load(place / "model.gguf")
     with (place / "out" / "allocation.csv").open(newline="") as file:
@@ -177,7 +177,7 @@ def test_what_no_sample_reaches_does_not_end_the_call_after_the_file(
     assert (tmp_path / "out" / "report.html").exists()
 
 
-def test_a_file_that_differs_from_what_was_priced_is_told(
+def test_a_file_that_differs_from_what_was_priced_is_reported(
     shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def other(*given: Any) -> Any:

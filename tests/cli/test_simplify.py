@@ -251,7 +251,7 @@ def test_an_interrupted_call_goes_on_and_ends_the_same(
     assert (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns == kept
 
 
-def test_a_full_disk_is_said(
+def test_a_full_disk_is_reported(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     shutil.copytree(place / "out", tmp_path / "out")

@@ -97,7 +97,7 @@ def test_a_group_of_known_parameters_keeps_role_and_layer(
     assert (group.role, group.layer) == (role, layer)
 
 
-def test_what_is_no_pattern_on_names_is_refused() -> None:
+def test_what_is_not_a_pattern_on_names_is_refused() -> None:
     model = CASES["classification"]().model
     for given in (3, {"mine": 3}, {"mine": ["first.*", 3]}):
         with pytest.raises(ArgumentError, match=r"groups: expected (a dict|patterns).*got"):

@@ -204,7 +204,7 @@ def test_only_what_is_trained_has_a_block(name: str, groups: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["sas", "gpt2"])
-def test_the_model_is_left_as_it_was(name: str) -> None:
+def test_the_model_is_not_changed(name: str) -> None:
     case = case_of(name)
     case.model.train()
     for module in case.model.modules():

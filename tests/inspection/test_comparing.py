@@ -27,7 +27,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_blocks_of_ones_own_are_compared_under_their_names(text: Path, tmp_path: Path) -> None:
+def test_blocks_of_the_user_are_compared_under_their_names(text: Path, tmp_path: Path) -> None:
     mine = hb.preset("sas", width=16, heads=2).replace(mlp_width=40)
     blocks = {"base": "pre-ln-zero", "mine": mine, "sas[mlp.gated=true]": "sas[mlp.gated=true]"}
     found = hb.compare(blocks, out=tmp_path / "out", data=text, learning_rate=0.01, **TINY)

@@ -269,7 +269,7 @@ def test_a_search_that_does_not_converge_warns_and_says_so() -> None:
     assert found.products == 20
 
 
-def test_what_cannot_be_asked_is_refused() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ArgumentError, match="symmetric=True"):
         extreme_eigenvalues(DenseOperator(torch.eye(SIZE)))
     with pytest.raises(ArgumentError, match="smallest"):

@@ -107,7 +107,7 @@ def test_the_centre_is_uniform_over_the_window(mask: Tensor | None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["boolean", "added"])
-def test_a_mask_of_ones_own_is_narrowed_to_the_window(kind: str) -> None:
+def test_a_mask_of_the_user_is_narrowed_to_the_window(kind: str) -> None:
     model, tokens = windowed("sas-p"), ids(2, TOKENS)
     own = torch.ones(2, 1, TOKENS, TOKENS, dtype=torch.bool).tril()
     if kind == "added":
