@@ -91,7 +91,7 @@ def check_name(kind: str, name: str, choices: Iterable[str]) -> None:
         raise unknown_name(kind, name, names)
 
 
-def check_whole(least: int | None = None, **values: object) -> None:
+def check_whole(least: int | None = None, /, **values: object) -> None:
     """Refuse arguments, given by name, that are not whole numbers, or are below the least.
 
     Raises:
