@@ -9,7 +9,7 @@ import pytest
 import hessblocks as hb
 from hessblocks.report import write_curvature_report
 from hessblocks.report.curvature_figures import layers_map
-from hessblocks.report.pretrained_pages import _over_bits
+from hessblocks.report.pretrained_pages import _over_bits, price_headline
 from hessblocks.storage import load_curvature
 
 
@@ -48,3 +48,15 @@ def test_price_opens_with_nats_over_bits() -> None:
         "allocation, forecast": ((3.5,), (0.15,)),
     }
     assert _over_bits({"together": rows[-2:]}) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"), [(4.5, "At 4 bits of 4.5 asked"), (4.01, "At 4 bits on")]
+)
+def test_the_headline_of_price_says_which_bits_were_asked_for(asked: float, words: str) -> None:
+    rows = [
+        {"name": name, "forecast": 0.1, "forecast_error": 0.01, "measured": None, "outside": ""}
+        for name in ("allocation", "all, 4 bits")
+    ]
+    summary = {"together": rows, "uniform": "4 bits", "bits": 4.0, "asked": asked}
+    assert price_headline(summary)[0].startswith(words)
