@@ -25,7 +25,7 @@ from hessblocks.bill.draws import Draws, Ledger, collect
 from hessblocks.bill.prices import Price
 from hessblocks.bill.tapping import attention_tensors, tapped
 from hessblocks.curvature import Batch, Gradients, Problem, SampledPass, plain_model
-from hessblocks.errors import ArgumentError, RunError, check_name, unknown_name
+from hessblocks.errors import ArgumentError, RunError, check_name, check_whole, unknown_name
 from hessblocks.linalg import working_dtype
 from hessblocks.tensor_formats import Format, formats
 
@@ -203,8 +203,7 @@ def cache_changes(
         (4.0, True)
     """
     check_name("per", per, ("token", "channel"))
-    if isinstance(exact, bool) or not isinstance(exact, int) or exact < 0:
-        raise ArgumentError(f"exact: expected a number of tokens, got {exact!r}")
+    check_whole(0, exact=exact)
     kinds = {"queries": queries, "keys": keys, "values": values}
     changes = []
     for tap, (count, width) in attention_tensors(model).items():

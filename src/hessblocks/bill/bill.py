@@ -38,7 +38,7 @@ from hessblocks.curvature import (
     overlap,
     plain_model,
 )
-from hessblocks.errors import ArgumentError, check_name, unknown_name
+from hessblocks.errors import ArgumentError, check_name, check_whole, unknown_name
 from hessblocks.linalg import Estimate, keeping
 from hessblocks.storage import Tabular
 from hessblocks.tensor_formats import Format
@@ -519,12 +519,8 @@ def price(
         True
     """
     check_problem(problem)
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < FEWEST_SAMPLES:
-        raise ArgumentError(
-            f"samples: expected at least {FEWEST_SAMPLES} for an error bar, got {samples!r}"
-        )
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
+    check_whole(FEWEST_SAMPLES, samples=samples)
+    check_whole(seed=seed)
     checked = checked_changes(problem, changes)
     named = {change.name: change for change in checked}
     if activations_of(checked):
