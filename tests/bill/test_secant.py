@@ -86,7 +86,7 @@ def test_what_one_flip_costs_on_other_text_is_not_trusted():
     assert all(price.outside for price in bill.values() if price.forecast.value < 4e-5)
 
 
-def test_all_experts_of_all_are_no_choice():
+def test_all_experts_chosen_of_all_are_not_a_choice():
     model = mixtral(8)
     bill = bill_of(model, (4, 8))
     assert not chooses(bill.problem)
@@ -160,7 +160,7 @@ class Experts(torch.nn.Module):
         return self.head(sum(parts))
 
 
-def test_experts_that_no_token_reaches_are_said_and_get_their_most_bits():
+def test_experts_that_no_token_reaches_are_reported_and_get_their_most_bits():
     model = Experts()
     ids = torch.randint(3, (8, 12), generator=torch.Generator().manual_seed(0))
     changes = hb.change_each(model, *(hb.rounded(bits=bits) for bits in (2, 3, 4)))

@@ -136,7 +136,7 @@ def test_a_target_that_the_family_or_the_tokeniser_lacks_is_refused_at_once(
     byte_level(SMOL).save_pretrained(tmp_path / "gpt2")
     command = [*words(place, tmp_path / "out"), "--to", "gguf"]
     command[1] = tmp_path / "gpt2"
-    assert "tokens beyond the vocabulary" in sentence(shell(*command))
+    assert "ids that the model lacks" in sentence(shell(*command))
     config.vocab_size = 300
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
     assert "layer 0 is not one of Llama's" in sentence(shell(*command))
@@ -251,7 +251,7 @@ def test_an_interrupted_call_goes_on_and_ends_the_same(
     assert (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns == kept
 
 
-def test_a_full_disk_is_said(
+def test_a_full_disk_is_reported(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     shutil.copytree(place / "out", tmp_path / "out")

@@ -284,7 +284,7 @@ def test_a_loss_without_a_distribution_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [hb.EmpiricalFisher, hb.MonteCarloFisher])
-def test_a_callable_and_what_is_no_problem_are_refused(kind: Any) -> None:
+def test_a_callable_and_what_is_not_a_problem_are_refused(kind: Any) -> None:
     with pytest.raises(ArgumentError, match="a callable does not tell which outputs belong"):
         kind(CASES["callable"]().problem)
     with pytest.raises(ArgumentError, match=r"expected hessblocks\.Problem"):

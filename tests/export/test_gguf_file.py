@@ -238,8 +238,8 @@ def test_an_allocation_writes_its_file_and_refuses_another_runtimes(
     check_same(model, hb.load(tmp_path / "out.gguf")[0], found.formats)
     found.save(tmp_path / "choices.csv")
     assert (tmp_path / "choices.csv").read_text().startswith("place,how,bits,bytes")
-    with pytest.raises(ArgumentError, match="one file is of gguf: formats"):
+    with pytest.raises(ArgumentError, match="file holds gguf: formats"):
         found.save(tmp_path / "folder")
     rounding = hb.price(hb.Problem(model, data), hb.change_each(model, hb.rounded(bits=4)))
-    with pytest.raises(ArgumentError, match="is of no storage format"):
+    with pytest.raises(ArgumentError, match="has no storage format"):
         rounding.allocate(bits=4).save(tmp_path / "out.gguf", source=str(source))

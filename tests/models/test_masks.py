@@ -74,7 +74,7 @@ def test_ones_and_zeros_of_four_axes_are_not_misread(implementation: str, slots:
 @pytest.mark.parametrize(
     "values", [[0, 1, 1, 2, 2, 3], [0, 0.5, 0.25, 1, 1, 1]], ids=["whole", "shares"]
 )
-def test_a_classifier_weighs_alike_all_that_is_no_padding(values: list[float]) -> None:
+def test_a_classifier_weighs_alike_all_that_is_not_padding(values: list[float]) -> None:
     model, tokens, mask = (
         perturbed("sas", task="classification"),
         ids(2, 6),

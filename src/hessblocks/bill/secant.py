@@ -139,19 +139,19 @@ def secants(
 
 def _reason(forecast: float, scaled: Mapping[float, float], choosing: bool, rounds: bool) -> str:
     """Say how K(t) / t² differs from a constant or the forecast; empty if it does not."""
-    whole, limit = scaled[1.0], FAR_WITH_CHOICES if choosing else FAR
-    if whole < LEAST and not choosing:
+    full, limit = scaled[1.0], FAR_WITH_CHOICES if choosing else FAR
+    if full < LEAST and not choosing:
         return ""
     for t, value in scaled.items():
-        if not whole / limit <= value <= whole * limit:
-            times = f"{value / whole:.2g} times" if whole else "not"
+        if not full / limit <= value <= full * limit:
+            times = f"{value / full:.2g} times" if full else "not"
             return f"KL of {t:g} of the change is {times} what a quadratic has"
-    if choosing and whole < LEAST_WITH_CHOICES:
-        return f"one choice that flips on other text may cost more than its {whole:.2g} nats"
-    if choosing and not whole / limit <= forecast <= whole * limit:
-        return f"the model makes choices, and its KL was {whole:.2g} nats on the same text"
-    if rounds and whole > limit * forecast:
-        return f"its KL was {whole / forecast:.2g} times the forecast on the same text"
+    if choosing and full < LEAST_WITH_CHOICES:
+        return f"one choice that flips on other text may cost more than its {full:.2g} nats"
+    if choosing and not full / limit <= forecast <= full * limit:
+        return f"the model makes choices, and its KL was {full:.2g} nats on the same text"
+    if rounds and full > limit * forecast:
+        return f"its KL was {full / forecast:.2g} times the forecast on the same text"
     return ""
 
 

@@ -118,7 +118,7 @@ def documents_of(text: AnyPath) -> list[Text]:
         raise ArgumentError(f"text: expected a path or a text, got {type(text).__name__}")
     if isinstance(text, str) and not os.path.exists(text):
         if FILE_NAME.fullmatch(text):
-            raise ArgumentError(f"text: {text!r} is not a file or folder; a text needs a space")
+            raise ArgumentError(f"text: {text!r} is not a file, a folder or a text with spaces")
         return [text]
     source = user_files(Path(text))
     return [document for split in source.splits for _, document in source.read(split)]

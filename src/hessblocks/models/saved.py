@@ -175,8 +175,8 @@ class Saved:
         for name, weight in model.named_parameters():
             if not weight.isfinite().all():
                 raise RunError(
-                    f"MODEL: {self.source} holds weights that are not finite ({name}); nothing can "
-                    "be done with it."
+                    f"MODEL: {self.source} holds weights that are not finite ({name}); give "
+                    "another copy."
                 )
         if not self.gguf:
             _check_floats(self.source, self.location, model, report["unexpected_keys"])

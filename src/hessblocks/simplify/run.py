@@ -242,7 +242,9 @@ def text_parts(
 def _encoded(model: Any, tokenizer: Any, texts: Sequence[Any]) -> Any:
     ids = encoded(tokenizer, texts)
     if len(ids) and ids.max() >= model.config.vocab_size:
-        raise ArgumentError("MODEL: its tokenizer gives tokens beyond the vocabulary of the model.")
+        raise ArgumentError(
+            "MODEL: its tokenizer gives ids that the model lacks; save the right one."
+        )
     return ids
 
 
