@@ -218,6 +218,9 @@ class Saved:
                 tokenizer = AutoTokenizer.from_pretrained(self.location, **_LOCAL, **self._file)
                 if self.reader:
                     follow_file(tokenizer, self.reader)
+                inner = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+                if getattr(inner, "dropout", None):  # draws other tokens at each call, for training
+                    inner.dropout = None
             except Exception as error:  # files from elsewhere may cause any kind of error
                 reason = (
                     f"MODEL: the tokenizer of {self.source} cannot be read ({_first_line(error)})"
