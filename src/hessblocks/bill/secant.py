@@ -38,10 +38,10 @@ PASSES = 4
 NOT_MEASURED = "the way to it could not be measured"
 LEAST = 1e-9
 """Divergence in nats per token below which rounding errors of float32 may decide."""
-LEAST_WITH_CHOICES = 1e-5
+LEAST_WITH_CHOICES = 5e-5
 """The same in a model that chooses, where one choice that flips on other text may decide."""
 CHOICES = ("topk", "sort", "argmax", "argmin", "kthvalue", "round", "multinomial", "bucketize")
-"""Operations whose result jumps with their input."""
+"""Operations whose result jumps with their input, besides `max` and `min` along an axis."""
 TINY = 0.1
 """Share of a rounding at which its divergence is measured on a piece that rules a forecast."""
 RULING = 4.0
@@ -61,7 +61,12 @@ class _Choices(TorchDispatchMode):
     ) -> Any:
         name = func.overloadpacket.__name__
         values = arguments[0] if arguments else None
-        if name in CHOICES and isinstance(values, torch.Tensor) and values.is_floating_point():
+        places = name in ("max", "min") and func._overloadname == "dim"  # has the indices too
+        if (
+            (places or name in CHOICES)
+            and isinstance(values, torch.Tensor)
+            and values.is_floating_point()
+        ):
             dim = arguments[2] if len(arguments) > 2 else -1
             taken = name == "topk" and arguments[1] == values.shape[dim]
             self.seen = self.seen or not taken
@@ -75,7 +80,8 @@ def chooses(problem: Problem) -> bool:
         problem: model and data; a pass over its first rows is made.
 
     Returns:
-        True if an operation of `CHOICES` ran on computed numbers.
+        True if an operation of `CHOICES`, or one that finds the largest entry, ran on computed
+        numbers.
     """
     with problem.computing(), torch.no_grad():
         batch = next(iter(make_plan(problem, twice=False, most_rows=1).passes))
