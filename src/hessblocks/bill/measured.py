@@ -207,7 +207,11 @@ class DivergenceFrom:
     """Logits, loss and gradient of a pass at the model's own weights, part by part."""
 
     def __init__(
-        self, problem: Problem, batch: Batch, parameters: Mapping[str, Tensor], most_parts: int
+        self,
+        problem: Problem,
+        batch: Batch,
+        parameters: Mapping[str, Float[Tensor, "..."]],
+        most_parts: int,
     ) -> None:
         self._problem, self._batch = problem, batch
         logits, loss = self._logits(parameters)
@@ -223,7 +227,7 @@ class DivergenceFrom:
             self.counts.append(count)
 
     def divergences(
-        self, parameters: Mapping[str, Tensor], changes: Sequence[Change]
+        self, parameters: Mapping[str, Float[Tensor, "..."]], changes: Sequence[Change]
     ) -> list[float]:
         """Compute the sum of divergences over each part, at other parameters and activations."""
         with rounding(self._problem, changes):
