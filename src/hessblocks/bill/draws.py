@@ -1,7 +1,8 @@
 """Multiply sampled gradients with changes; only the products are kept, not the gradients.
 
 Letters: U pieces of the data, R of them, D samples, J changes, M pairs of samples, P columns of
-squares, K columns of products, N samples or pairs, g sampled gradient, Δ change, n tokens of a part.
+squares, K columns of products, N samples or pairs, g sampled gradient, Δ change, n tokens of a
+part.
 
 Each sample is computed on one piece of the data, of one or several rows. If there are fewer than
 four such pieces, they are cut further by tokens, although tokens of a row are alike. So the spread
