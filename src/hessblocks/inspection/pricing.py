@@ -72,7 +72,7 @@ def measure_price(
             Face cache.
         data: file or folder of text.
         out: run folder, new or of the same call, except that `allocate` may differ; by default
-            runs/price-MODEL.
+            runs/price-MODEL, or runs/cache-MODEL where the cache or activations are rounded.
         device: cpu, cuda or auto.
         progress: shows the estimated cost first, then stages.
         finish: called with the folder at the end.
@@ -115,7 +115,8 @@ def measure_price(
         if rounding:
             changes = rounded_activations(model, settings)
     told = note_history(settings, model.config, tokenizer, progress)
-    folder = Path(out or Path("runs", f"price-{subject.name.replace('/', '-')}"))
+    what = "cache" if rounding else "price"
+    folder = Path(out or Path("runs", f"{what}-{subject.name.replace('/', '-')}"))
     config = {
         "command": "price",
         "source": source,
