@@ -134,7 +134,7 @@ def measure_price(
     summary = before if before.get("asked", "") == settings.allocate else {}
     with claimed(folder, config, free=["allocate"]):
         check = min(settings.check, len(changes))
-        measured = check + 1 + 2 * (len(edits) + 1) if check else 0
+        measured = check + 1 + 2 * (len(config["edits"]) + 1) if check else 0
         bill = stored_bill(problem, changes, settings, folder, drawn, progress, measured)
         bill.save(folder / "bill.csv")
         if not summary:
@@ -347,7 +347,8 @@ def announced(
     """
     if not any(change.new for change in changes.values()):
         passes = f"{settings.sequences} forward and {settings.samples} backward passes at least"
-        return f"{len(changes)} changes: {passes}, one of each for every window of the text"
+        passes += f", one of each for every window of the text; then about {measured:.0f} forward"
+        return f"{len(changes)} changes: {passes} passes over other text for the check"
     # else gradients are kept, a few at a time
     diagonal = getattr(settings, "against", "") or all(c.format for c in changes.values())
     parameters, making, wall = problem.parameters, 0.0, time.perf_counter()
