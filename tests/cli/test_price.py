@@ -121,9 +121,9 @@ def test_the_page_opens_with_the_answer(place: Path) -> None:
     first = page.partition('<p class="headline">')[2].partition("</p>")[0]
     assert first.startswith("At 3.")
     assert "on average the allocation is expected to cost" in first
-    assert "all matrices at 3 bits would cost" in first
+    assert re.search("all matrices would cost .* at 3 bits", first)
     value = costs["all, 3 bits"]["forecast"]
-    said = first.partition("at 3 bits would cost ")[2].partition(" ")[0]
+    said = first.partition("would cost ")[2].partition(" ")[0]
     assert float(said) == pytest.approx(value, rel=0.5)
     assert "One at a time: 3 changes measured on held-out data" in page
     assert page.count('<img src="data:image/svg+xml') == 3
@@ -311,7 +311,7 @@ def test_formats_are_priced_with_embedding_and_head(
     allocation = rows(tmp_path / "out" / "allocation.csv")
     bits = sum(float(row["bytes"]) for row in allocation) * 8
     assert bits <= 6 * sum(float(row["size"]) for row in allocation)
-    assert "all matrices at mlx:4 would cost" in " ".join(outcome.output.split())
+    assert re.search("would cost .* at mlx:4", " ".join(outcome.output.split()))
     assert "takes rounding errors for independent" in (tmp_path / "out" / "report.html").read_text()
 
     unknown = shell(*given[:-1], tmp_path / "other", "--formats", "mlx:9")

@@ -283,6 +283,42 @@ def test_another_target_or_healing_needs_no_new_table(
     assert (other.status, "with other settings (sequences" in sentence(other)) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("changed", "has another config.json than was written"),
+        ("added", "holds notes.txt, which is not one of its files"),
+        ("another's", "has no seal.json"),
+        ("another run's", "is of another run"),
+        ("a file", "is absent"),
+    ],
+)
+def test_a_model_that_this_run_did_not_write_is_not_replaced(
+    case: str, said: str, place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    shutil.copytree(place / "out", tmp_path / "out")
+    model = tmp_path / "out" / "model"
+    if case == "changed":
+        (model / "config.json").write_text((model / "config.json").read_text() + " ")
+    elif case == "added":
+        (model / "notes.txt").write_text("mine")
+    else:
+        shutil.rmtree(model)
+        if case == "another's":
+            llama(model)
+        elif case == "a file":
+            model.write_text("mine")
+        else:
+            other = words(place, tmp_path / "other", "--kinds", "mlp units", "--steps", "0")
+            assert shell(*other).status == 0
+            shutil.copytree(tmp_path / "other" / "model", model)
+    files = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    del files[tmp_path / "out" / "config.json"]  # has the new number of steps
+    told = shell(*words(place, tmp_path / "out"), "--steps", "0")
+    assert (told.status, f"model would be replaced, but {said}" in sentence(told)) == (2, True)
+    assert all(path.read_bytes() == content for path, content in files.items())
+
+
 def test_another_text_of_the_same_length_is_refused(
     place: Path, tmp_path: Path, shell: Shell
 ) -> None:

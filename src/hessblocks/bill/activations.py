@@ -24,7 +24,7 @@ from hessblocks.bill.changes import Change
 from hessblocks.bill.draws import Draws, Ledger, collect
 from hessblocks.bill.prices import Price
 from hessblocks.bill.tapping import attention_tensors, tapped
-from hessblocks.curvature import Gradients, Problem, SampledPass, plain_model
+from hessblocks.curvature import Batch, Gradients, Problem, SampledPass, plain_model
 from hessblocks.errors import ArgumentError, RunError, check_name, check_whole, unknown_name
 from hessblocks.linalg import working_dtype
 from hessblocks.tensor_formats import Format, formats
@@ -324,7 +324,7 @@ def check_places(problem: Problem, changes: Iterable[ActivationChange]) -> None:
 
 def draw_activations(
     problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
-) -> tuple[Draws, tuple[float, ...]]:
+) -> tuple[Draws, tuple[float, ...], list[Batch]]:
     """Draw sampled gradients by the tensors that are rounded, and multiply them with all changes.
 
     Args:
@@ -334,7 +334,7 @@ def draw_activations(
         seed: seed of the signs.
 
     Returns:
-        Draws without the full form, and ‖δ‖ / ‖x‖ of each change.
+        Draws without the full form, and ‖δ‖ / ‖x‖ of each change; and the rows of each pass.
 
     Raises:
         ArgumentError: a change is of weights, a tensor is not met or met twice in a pass, or see
@@ -351,7 +351,7 @@ def draw_activations(
     check_places(problem, rounded)
     ledger = _Rounding(problem, rounded)
     collect(problem, [], ledger, samples=samples, seed=seed)
-    return ledger.draws(), ledger.relative_sizes()
+    return ledger.draws(), ledger.relative_sizes(), ledger.rows
 
 
 class _Rounding(Ledger):
@@ -369,6 +369,7 @@ class _Rounding(Ledger):
         self._inputs: dict[str, Tensor] = {}
         self._held: list[Gradients] = []
         self._norms = torch.zeros(2, len(changes), dtype=torch.float64)
+        self.rows: list[Batch] = []
 
     def _leaf(self, tap: str, tensor: Tensor) -> Tensor:
         if tap not in self._columns:
@@ -391,6 +392,7 @@ class _Rounding(Ledger):
     def begin(self, passed: SampledPass) -> None:
         """Take the tensors of a pass, by which its samples differentiate."""
         self._settle()
+        self.rows.append(passed.rows)
         self._inputs = {tap: tensor for tap, (tensor, _) in self._seen.items()}
         passed.leaves = {tap: leaf for tap, (_, leaf) in self._seen.items()}
 

@@ -92,7 +92,7 @@ class BillCheck(Tabular):
         return (
             f"{len(self.measured)} changes measured on {text}: median ratio forecast/measured "
             f"{median(ratios):.3g}, range {min(ratios):.3g} to {max(ratios):.3g}; "
-            f"{near:.0%} from {NEAR[0]} to {NEAR[1]}, "
+            f"{100 * near:.0f} % from {NEAR[0]} to {NEAR[1]}, "
             + ("none trusted" if worst is None else f"the worst among the trusted {worst:.3g}")
             + f"; {', '.join(within)} within 1, 2, 3 standard errors"
         )
@@ -171,12 +171,10 @@ def measure(
         most_parts = PIECES if len(plan.passes) == 1 else 1  # tokens of a row are alike
         parameters = problem.parameters
         for batch in islice(plan.passes, most_passes):
-            before = _Before(problem, batch, parameters, most_parts)
+            before = DivergenceFrom(problem, batch, parameters, most_parts)
             moved = []
             for changes in sets:
-                new = _together(changes, parameters)
-                with rounding(problem, changes):
-                    moved.append(before.divergences(new))
+                moved.append(before.divergences(_together(changes, parameters), changes))
             passes.append(torch.tensor(moved, dtype=torch.float64).view(len(sets), -1).T)
             counts += before.counts
     if len(counts) < 2:
@@ -205,7 +203,7 @@ def _together(
     return together
 
 
-class _Before:
+class DivergenceFrom:
     """Logits, loss and gradient of a pass at the model's own weights, part by part."""
 
     def __init__(
@@ -224,9 +222,12 @@ class _Before:
             self._parts.append((indices, part_loss, before, gradient, part_loss.total(before)))
             self.counts.append(count)
 
-    def divergences(self, parameters: Mapping[str, Tensor]) -> list[float]:
-        """Compute the sum of divergences over each part, at other parameters."""
-        logits, _ = self._logits(parameters)
+    def divergences(
+        self, parameters: Mapping[str, Tensor], changes: Sequence[Change]
+    ) -> list[float]:
+        """Compute the sum of divergences over each part, at other parameters and activations."""
+        with rounding(self._problem, changes):
+            logits, _ = self._logits(parameters)
         sums = []
         for indices, loss, before, gradient, total in self._parts:
             after = _some(logits, indices)

@@ -1,5 +1,6 @@
 """Commands that train blocks: compare, train, demo."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,8 @@ def compare(
     )
     for name in comparison.presets:  # before the data is read
         runs.model_without_weights(model, name, text.vocab_size)
-    more_seeds = shell_line(["hessblocks", *options.WORDS.get(), "--seeds", str(seeds + 2)])
+    typed = re.sub(r" --seeds[ =]\d+", "", shell_line(["hessblocks", *options.WORDS.get()]))
+    more_seeds = f"{typed} --seeds {seeds + 2}"
     carry_out(runs.compare, comparison, out, text, more_seeds, as_json=screen.json)
 
 
