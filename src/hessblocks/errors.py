@@ -103,8 +103,8 @@ def check_whole(least: int | None = None, /, **values: object) -> None:
         hessblocks.errors.ArgumentError: probes: expected a whole number of at least 1, got 0
     """
     for name, value in values.items():
-        whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if not whole or (least is not None and value < least):  # type: ignore[operator]
+        integer = isinstance(value, Integral) and not isinstance(value, bool)
+        if not integer or (least is not None and value < least):  # type: ignore[operator]
             words = "" if least is None else f" of at least {least}"
             raise ArgumentError(f"{name}: expected a whole number{words}, got {value!r}")
 
