@@ -292,3 +292,17 @@ def test_our_matrix_and_tiles_agree(name: str) -> None:
     for one, other in zip(layer.heads, tiled.heads, strict=True):
         assert one.entropy == pytest.approx(other.entropy, abs=1e-10)
         assert one.second_moment == other.second_moment
+
+
+def test_a_mask_of_least_numbers_permits_what_its_booleans_do() -> None:
+    query, key, value = torch.randn(3, 1, 2, 5, 4).double().unbind()
+    allowed = torch.eye(5, dtype=torch.bool).tril()[None, None]
+    added = torch.zeros(1, 1, 5, 5).double().masked_fill(~allowed, torch.finfo(torch.float64).min)
+    shares = (query @ key.mT).masked_fill(~allowed, -torch.inf).softmax(-1)
+    call = {"query": query, "key": key, "value": value, "scale": 1.0, "causal": False, "x": None}
+    call["output"] = (shares @ value).transpose(1, 2)
+    real = torch.ones(1, 5, dtype=torch.bool)
+    by_booleans, by_numbers = (
+        heads.head_signals(heads.SoftmaxCall(**call, mask=mask), real) for mask in (allowed, added)
+    )
+    assert by_numbers == by_booleans
