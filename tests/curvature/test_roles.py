@@ -315,7 +315,7 @@ def test_a_fused_weight_that_does_not_divide_is_left_whole() -> None:
     model = architectures.model_of("gpt2")
     attention = model.transformer.h[0].attn  # type: ignore[union-attr,index]
     attention.c_attn.weight = nn.Parameter(torch.randn(8, 23))  # type: ignore[union-attr]
-    with pytest.warns(UnknownRoleWarning, match=r"c_attn\.weight: groups of their own"):
+    with pytest.warns(UnknownRoleWarning, match=r"c_attn\.weight: each is a group of its own"):
         groups = parameter_groups(model)
     check_partition(groups.values(), dict(model.named_parameters()))
 
