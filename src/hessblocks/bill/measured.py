@@ -170,11 +170,12 @@ def measure(
         plan = make_plan(problem, twice=False, most_rows=max(1, rows // pieces))
         most = PIECES if len(plan.passes) == 1 else 1  # tokens of a row are alike
         parameters = problem.parameters
+        only = _together(sets[0], parameters) if len(sets) == 1 else None
         for batch in islice(plan.passes, most_passes):
             before = _Before(problem, batch, parameters, most)
             moved = []
             for changes in sets:
-                new = _together(changes, parameters)
+                new = only or _together(changes, parameters)
                 with rounding(problem, changes):
                     moved.append(before.divergences(new))
             passes.append(torch.tensor(moved, dtype=torch.float64).view(len(sets), -1).T)
