@@ -467,7 +467,7 @@ def test_what_cannot_be_priced_is_refused() -> None:
         ({"keys": 3.5}, "3.5"),
         ({"values": "gguf:Q9"}, "gguf:Q9"),
         ({"keys": 3, "per": "layer"}, "Known: token, channel"),
-        ({"keys": 3, "exact": -1}, "number of tokens"),
+        ({"keys": 3, "exact": -1}, "exact: expected a whole number of at least 0, got -1"),
         ({}, "expected keys="),
     ):
         with pytest.raises(ArgumentError, match=match):
