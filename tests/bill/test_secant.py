@@ -191,4 +191,6 @@ def test_a_check_tells_how_many_are_near_and_the_worst_that_is_trusted():
     rows = check.to_rows()
     near = sum(0.8 <= row["ratio"] <= 1.25 for row in rows) / len(rows)
     worst = max((row["ratio"] for row in rows), key=lambda ratio: abs(math.log(ratio)))
-    assert f"{100 * near:.0f} % from 0.8 to 1.25, the worst among the trusted {worst:.3g}" in str(check)
+    assert f"{100 * near:.0f} % from 0.8 to 1.25, the worst among the trusted {worst:.3g}" in str(
+        check
+    )

@@ -66,6 +66,7 @@ SLIPS = {
     "train sas --vocab-size 100": "--vocab-size: expected at least 257",
     "train sas --accumulate 3": "--batch-size: 8 sequences cannot be divided evenly",
     "compare --curvature-tokens 500 --signal-every 5": "--curvature-tokens: 500 are longer than",
+    "compare --context 16": "32 are longer than the context of 16; add --curvature-tokens 16",
     # names
     "train sasp": "PRESET: 'sasp' is unknown; did you mean 'sas-p'",
     "train model": "PRESET: model is a file or folder, not a block",

@@ -288,8 +288,6 @@ REMOVALS: Columns = {
 }
 SIZES = {
     "parameters": ("parameters", ",.0f"),
-    "layer_parameters": ("parameters of the layers", ",.0f"),
-    "bytes": ("bytes of the weights", ",.0f"),
     "cache": ("cache entries a token", ",.0f"),
     "prompt": ("tokens a second, prompt", ",.0f"),
     "decoding": ("tokens a second, decoding", ",.1f"),

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from hessblocks import settings
 from hessblocks.cli import checks, options
@@ -47,7 +47,8 @@ def compare(
     """
     model.check_heads(presets)
     checks.check_length(text.data, 1, model.context)
-    settings.SharedSettings(model=model, training=training, observation=observation)
+    measured: dict[str, Any] = {"curvature": observation.sample, "observation": observation}
+    settings.SharedSettings(model=model, training=training, **measured)
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out
     from hessblocks.models import read_blocks
@@ -60,8 +61,7 @@ def compare(
         model=model,
         training=training.of_each,
         tune=training.tune,
-        curvature=observation.sample,
-        observation=observation,
+        **measured,
         device=runs.resolve_device(device),
         report_to=report_to,
     )
