@@ -337,7 +337,19 @@ def test_a_quantised_copy_is_billed_against_its_original(
     (together,) = rows(tmp_path / "out" / "together.csv")
     assert 0.3 < float(together["forecast"]) / float(together["measured"]) < 3
 
+    scaled, turned = (shutil.copytree(copy, tmp_path / name) for name in ("scaled", "turned"))
+    with torch.no_grad():  # as AWQ, which takes scales from matrices into norms
+        model.model.norm.weight.mul_(1.5)
+    model.save_pretrained(scaled)
+    config = json.loads((turned / "config.json").read_text())
+    (turned / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
+    half = tmp_path / "half"
+    model.half().model.norm.weight.data.div_(1.5)
+    model.save_pretrained(half)
+    assert shell(*given, "--against", half, "--out", tmp_path / "half-out").status == 0
     for more, said in (
+        (["--against", scaled], r"differs from model in model\.norm\.weight too"),
+        (["--against", turned], "differs from model in rms_norm_eps too"),
         (["--against", place / "model"], "has the same weights as model"),
         (["--against", copy, "--round", "4"], "a quantised copy is priced alone"),
         (["--against", llama(tmp_path / "wide", width=24)], "has weights of other sizes"),

@@ -1,6 +1,7 @@
 """Files that cannot be used are refused in one sentence; nothing is drawn anew in silence."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,22 @@ def test_a_pickle_that_an_index_names_is_never_opened(tmp_path, monkeypatch):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("opened"))
     with pytest.raises(hb.RunError, match="expected safetensors files"):
+        hb.load(tmp_path)
+
+
+@pytest.mark.parametrize("case", ["twice", "beside"])
+def test_a_folder_with_two_of_a_weight_is_refused(case: str, tmp_path: Path) -> None:
+    saved_llama(tmp_path).save_pretrained(tmp_path, max_shard_size="2KB")
+    (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    assert hb.load(tmp_path)
+    first, second = sorted(tmp_path.glob("*.safetensors"))[:2]
+    if case == "twice":
+        weights = load_file(first) | load_file(second)
+        save_file(weights, second, metadata={"format": "pt"})
+    else:
+        shutil.copy(first, tmp_path / "model.safetensors")
+    said = "in another file too" if case == "twice" else "names other files than model.safetensors"
+    with pytest.raises(hb.RunError, match=said):
         hb.load(tmp_path)
 
 

@@ -33,7 +33,7 @@ from hessblocks.errors import ArgumentError, RunError, duration, in_units
 from hessblocks.inspection.caches import cache_sentences, head_map, recipes, rounded_activations
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.subject import Subject, other_function
-from hessblocks.models import fingerprint, load_saved, stored_within, stored_words
+from hessblocks.models import Saved, fingerprint, load_saved, stored_within, stored_words
 from hessblocks.progress import Progress
 from hessblocks.quiet import without_bars
 from hessblocks.settings import PricingSettings, QuantisingSettings, make
@@ -52,6 +52,8 @@ INPUTS = "inputs."
 """Prefix of mean squared inputs in the file of samples."""
 PIECES = 32
 """Fewest batches of the text of a check, if it has as many windows."""
+ROUNDED = 0.01
+"""Largest relative distance of norms and biases of a quantised copy, which may have 16 bits."""
 AS_STORED = "as stored"
 """Name of the change to a quantised copy."""
 TOGETHER = ("name", "bits", "forecast", "forecast_error", "measured", "measured_error", "outside")
@@ -216,27 +218,42 @@ def _other(source: str, subject: Subject) -> nn.Module:
 
 
 def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
-    """Read the weights of a quantised copy that differ from the model's."""
-    matrices = {n: p for n, p in plain_model(subject.model).named_parameters() if p.ndim > 1}
+    """Read the matrices of a quantised copy that differ from the model's."""
+    model: Any = subject.model
+    parameters = {n: p.detach().cpu() for n, p in plain_model(model).named_parameters()}
     try:
-        stored = stored_weights(source, [*matrices])
+        stored = stored_weights(source, [*parameters])
+        config = Saved.at(source).config
     except (ArgumentError, RunError) as error:
         raise type(error)(str(error).replace("MODEL:", "--against:", 1)) from error
     except (AttributeError, KeyError) as error:
         raise ArgumentError(
             f"--against: {source} is not a copy of {subject.name} ({error})."
         ) from error
-    if any(stored[name].shape != p.shape for name, p in matrices.items()):
+    if any(stored[name].shape != p.shape for name, p in parameters.items()):
         raise ArgumentError(
             f"--against: {source} has weights of other sizes than {subject.name}; give a quantised "
             "copy of it."
         )
-    differ = {n: w for n, w in stored.items() if not torch.equal(w, matrices[n].detach().cpu())}
+    others = other_function(model.config, config, (None, None))
+    others += [n for n, p in parameters.items() if p.ndim < 2 and _moved(p, stored[n])]
+    if others:
+        raise ArgumentError(
+            f"--against: {source} differs from {subject.name} in {', '.join(others[:5])} too, so "
+            "that its matrices alone are not its rounding; give the model that it was made from."
+        )
+    matrices = {n: p for n, p in parameters.items() if p.ndim > 1}
+    differ = {n: stored[n] for n, p in matrices.items() if not torch.equal(stored[n], p)}
     if not differ:
         raise ArgumentError(
             f"--against: {source} has the same weights as {subject.name}; give a quantised copy."
         )
     return differ
+
+
+def _moved(weight: Tensor, stored: Tensor) -> bool:
+    """Tell whether a norm or bias differs by more than a rounding to 16 bits."""
+    return bool((stored - weight).norm() > ROUNDED * weight.norm())
 
 
 def note_history(

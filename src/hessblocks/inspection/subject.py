@@ -25,6 +25,7 @@ NOT_OF_THE_FUNCTION = WITHOUT_EFFECT | {
     "stored_types", "initializer_range", "embedding_std", "max_position_embeddings", "preset",
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "auto_map",
     "pretraining_tp", "task_specific_params", "id2label", "label2id", "family",
+    "quantization_config",
 }  # fmt: skip
 """Entries that models of one function may differ in."""
 SPLIT = "It's 2024, x_1 = (3.14 +\t1e-9)!\n\n  We'LL\r\nnaïve 漢字 ABCdef "

@@ -218,7 +218,7 @@ class Saved:
                 tokenizer = AutoTokenizer.from_pretrained(self.location, **_LOCAL, **self._file)
                 if self.reader:
                     follow_file(tokenizer, self.reader)
-                inner = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+                inner: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
                 if getattr(inner, "dropout", None):  # draws other tokens at each call, for training
                     inner.dropout = None
             except Exception as error:  # files from elsewhere may cause any kind of error

@@ -29,15 +29,18 @@ def weight_files(folder: Path) -> list[Path]:
         Paths in the folder.
 
     Raises:
-        RunError: the index is damaged, or lists a file outside the folder.
+        RunError: the index is damaged, lists a file outside the folder, or leaves the one out that
+            would be read.
     """
     single, index = folder / "model.safetensors", folder / _INDEX
-    if single.exists() or not index.exists():
+    if not index.exists():
         return [single] if single.exists() else []
     listed = read_object(index).get("weight_map")
     names = sorted({*map(str, listed.values())}) if isinstance(listed, dict) else []
     if not names or not all(stays_inside(name) and name.endswith(".safetensors") for name in names):
         raise damaged(index, None, "expected safetensors files of this folder under `weight_map`")
+    if single.exists() and single.name not in names:  # transformers would take it
+        raise damaged(index, None, f"it names other files than {single.name}, which is here too")
     return [folder / name for name in names]
 
 
@@ -116,7 +119,7 @@ def tensor_types(folder: Path) -> dict[str, str]:
         Name → dtype; empty if a header cannot be read.
 
     Raises:
-        RunError: the index is damaged.
+        RunError: the index is damaged, or two files hold a tensor of one name.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -124,7 +127,10 @@ def tensor_types(folder: Path) -> dict[str, str]:
     try:
         for file in weight_files(folder):
             with safe_open(str(file), framework="pt") as opened:
-                dtypes |= {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+                new = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+            if twice := {*dtypes} & {*new}:
+                raise damaged(file, None, f"{min(twice)} is in another file too")
+            dtypes |= new
     except (OSError, SafetensorError):
         return {}
     return dtypes
