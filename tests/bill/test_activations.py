@@ -247,6 +247,38 @@ def test_fine_rounding_costs_what_is_forecast(family: str) -> None:
     assert all(0.7 < row["ratio"] < 1.4 for row in check.to_rows()), check.to_rows()
 
 
+class Flip(nn.Module):
+    """A sum that flips a tanh, which is flat but near 0, beside a smooth function of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.flip, self.smooth = nn.Linear(4, 1), nn.Linear(1, 3), nn.Linear(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.read(x)
+        flipped: Tensor = self.flip(torch.tanh(1000 * total)) + self.smooth(total)
+        return flipped
+
+
+def test_where_a_tiny_step_flips_the_measured_divergence_of_that_piece_counts() -> None:
+    torch.manual_seed(0)
+    model, x = Flip().double(), torch.randn(16, 4).double() + 2
+    model.read.weight.data.abs_()
+    x[5, 0] -= model.read(x[5]).item() / model.read.weight[0, 0].item()  # there the sum is 0
+    problem = hb.Problem(model, [(x, torch.zeros(16, dtype=torch.long))], loss="classification")
+    changes = hb.activation_changes(model, "read", bits=4)
+    draws = hb.price(problem, changes, samples=16).draws
+    assert draws.ruling is not None
+    assert draws.ruling.tolist() == [5]
+    with torch.no_grad():
+        step = x[5].abs().max() / 7
+        before, after = (model(v).log_softmax(-1) for v in (x[5], (x[5] / step).round() * step))
+    divergence = (before.exp() * (before - after)).sum() / 16
+    torch.testing.assert_close(draws.by_piece(draws.squares)[5, 0] / 2, divergence)
+    whole = hb.price(problem, changes, samples=16)
+    assert "(1 of 16 pieces of text by their measured KL: a quadratic fails there)" in str(whole)
+
+
 def test_inputs_of_modules_are_rounded_alone() -> None:
     model, data = built(), text(rows=16)
     changes = hb.activation_changes(model, "*.down_proj", "*.q_proj", bits=(4, 8))

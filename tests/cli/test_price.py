@@ -24,6 +24,7 @@ from hessblocks.inspection.subject import other_function
 from hessblocks.progress import Progress
 from hessblocks.settings import PricingSettings
 from tests.cli.helpers import Outcome, Shell, sentence
+from tests.models.gguf_files import SMOL, byte_level
 from tests.pictures import empty_pictures
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"
@@ -387,6 +388,28 @@ def test_another_vocabulary_is_not_a_model_to_merge_with(
         "computes something else from its weights than model, since they differ in vocabulary"
         in sentence(outcome)
     )
+
+
+def test_another_tokeniser_of_equal_vocabulary_is_not_a_model_to_merge_with() -> None:
+    tokenizer, bare = byte_level(SMOL), LlamaConfig()
+    stored = json.loads(tokenizer.backend_tokenizer.to_str())
+    fewer, unsplit = copy.deepcopy(stored), copy.deepcopy(stored)
+    del fewer["model"]["merges"][3:]
+    unsplit["pre_tokenizer"]["pretokenizers"][-1]["use_regex"] = False
+    assert not other_function(bare, bare, (tokenizer, byte_level(SMOL)))
+    for content in (fewer, unsplit):
+        inner = Tokenizer.from_str(json.dumps(content))
+        second = PreTrainedTokenizerFast(tokenizer_object=inner)
+        assert other_function(bare, bare, (tokenizer, second)) == ["tokenizer"]
+
+
+def test_a_tokeniser_draws_no_tokens(place: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(place / "model", tmp_path / "model")
+    content = json.loads(byte_level(SMOL).backend_tokenizer.to_str())
+    content["model"]["dropout"] = 0.5
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    _, tokenizer = hb.load(model)
+    assert len({tuple(tokenizer("the cat sat on the mat")["input_ids"]) for _ in range(9)}) == 1
 
 
 def test_a_tokeniser_that_cannot_be_read_gives_its_reason(

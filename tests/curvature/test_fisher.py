@@ -293,5 +293,5 @@ def test_a_callable_and_what_is_not_a_problem_are_refused(kind: Any) -> None:
 
 @pytest.mark.parametrize("samples", [0, -1, 1.5, True])
 def test_samples_are_a_whole_number(samples: Any) -> None:
-    with pytest.raises(ArgumentError, match="samples: expected a whole number above 0"):
+    with pytest.raises(ArgumentError, match="samples: expected a whole number of at least 1"):
         hb.MonteCarloFisher(solved("gpt2")[0].problem, samples=samples)

@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
     ),
     "half a probe": (
         lambda a: hb.group_norms(a["problem"], {"q": a["group"]}, probes=4.5),
-        "^probes: expected a whole number, got 4.5",
+        "^probes: expected a whole number of at least 4, got 4.5",
     ),
     "a tolerance that is no number": (
         lambda a: hb.extreme_eigenvalues(

@@ -118,7 +118,7 @@ def test_what_did_not_converge_is_reported_with_its_residual() -> None:
         ({"damping": float("nan")}, "damping"),
         ({"tolerance": -1.0}, "tolerance"),
         ({"max_products": 0}, "max_products"),
-        ({"max_products": "x"}, "max_products: expected a whole number, got 'x'"),
+        ({"max_products": "x"}, "max_products: expected a whole number of at least 1, got 'x'"),
         ({"damping": "x"}, "damping: .*got 'x'"),
     ],
 )

@@ -156,6 +156,23 @@ def test_an_unknown_name_is_refused_by_its_key(tmp_path: Path) -> None:
         assert Saved.at(str(path)).tokenizer() is None
 
 
+WORDS = byte_pairs()["tokens"]
+UNLIKE = {
+    "token_type has 2 entries, tokenizer.ggml.tokens": {"token_type": [3, 3]},
+    "scores has 1 entries, tokenizer.ggml.tokens": {"scores": [0.0]},
+    "tokens names a twice": {"tokens": [*WORDS[:-1], "a"]},
+    "add_space_prefix is not true or false": {"add_space_prefix": "no"},
+    "add_bos_token is not true or false": {"add_bos_token": 1},
+}
+
+
+@pytest.mark.parametrize("said", UNLIKE)
+def test_fields_that_disagree_are_refused_by_their_key(said: str, tmp_path: Path) -> None:
+    path = vocabulary(tmp_path / "vocabulary.gguf", byte_pairs() | UNLIKE[said])
+    with pytest.raises(hb.RunError, match=f"cannot be read .tokenizer.ggml.{said}"):
+        Saved.at(str(path)).tokenizer(needed=True)
+
+
 @pytest.mark.parametrize("prefix", [None, False, True])
 @pytest.mark.parametrize("kind", ["llama", "phi3", "gemma2"])
 def test_pieces_begin_with_a_space_where_the_file_says_so(

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, LlamaConfig, LlamaForCausalLM
 
 import hessblocks as hb
+from hessblocks.models.saved import _check_values
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 8}
 
@@ -40,6 +41,13 @@ def test_a_value_that_no_model_has_is_refused(key: str, value: Any, tmp_path: Pa
         hb.ArgumentError, match=f"its configuration has {name} = .*, expected (a|true)"
     ):
         hb.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kind", ["gemma2", "gpt2", "gpt_oss", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3_moe"]
+)
+def test_the_defaults_of_a_family_fit(kind: str) -> None:
+    _check_values("model", CONFIG_MAPPING[kind]().to_dict())
 
 
 @pytest.mark.parametrize("layers", [0, 1])

@@ -12,7 +12,7 @@ from hessblocks.drawing import draw, page_picture
 from hessblocks.figures import Figure
 from hessblocks.report import pretrained_pages, write_curvature_report
 from hessblocks.report.curvature_figures import layers_map
-from hessblocks.report.pretrained_pages import _over_bits
+from hessblocks.report.pretrained_pages import _over_bits, price_headline
 from hessblocks.report.templates import layer_map
 from hessblocks.storage import load_curvature
 
@@ -106,3 +106,15 @@ def test_the_allocation_stands_between_its_neighbours() -> None:
         "At 3.5 bits on average the allocation is expected to cost 0.150 nats per token; "
         "all matrices would cost 0.400 at 3 bits, 0.100 at 4 bits."
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"), [(4.5, "At 4 bits of 4.5 asked"), (4.01, "At 4 bits on")]
+)
+def test_the_headline_of_price_says_which_bits_were_asked_for(asked: float, words: str) -> None:
+    rows = [
+        {"name": name, "forecast": 0.1, "forecast_error": 0.01, "measured": None, "outside": ""}
+        for name in ("allocation", "all, 4 bits")
+    ]
+    summary = {"together": rows, "uniform": "4 bits", "bits": 4.0, "asked": asked}
+    assert price_headline(summary)[0].startswith(words)

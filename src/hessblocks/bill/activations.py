@@ -24,8 +24,8 @@ from hessblocks.bill.changes import Change
 from hessblocks.bill.draws import Draws, Ledger, collect
 from hessblocks.bill.prices import Price
 from hessblocks.bill.tapping import attention_tensors, tapped
-from hessblocks.curvature import Gradients, Problem, SampledPass, plain_model
-from hessblocks.errors import ArgumentError, RunError, check_name, unknown_name
+from hessblocks.curvature import Batch, Gradients, Problem, SampledPass, plain_model
+from hessblocks.errors import ArgumentError, RunError, check_name, check_whole, unknown_name
 from hessblocks.linalg import working_dtype
 from hessblocks.tensor_formats import Format, formats
 
@@ -203,8 +203,7 @@ def cache_changes(
         (4.0, True)
     """
     check_name("per", per, ("token", "channel"))
-    if isinstance(exact, bool) or not isinstance(exact, int) or exact < 0:
-        raise ArgumentError(f"exact: expected a number of tokens, got {exact!r}")
+    check_whole(0, exact=exact)
     kinds = {"queries": queries, "keys": keys, "values": values}
     changes = []
     for tap, (count, width) in attention_tensors(model).items():
@@ -325,7 +324,7 @@ def check_places(problem: Problem, changes: Iterable[ActivationChange]) -> None:
 
 def draw_activations(
     problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
-) -> tuple[Draws, tuple[float, ...]]:
+) -> tuple[Draws, tuple[float, ...], list[Batch]]:
     """Draw sampled gradients by the tensors that are rounded, and multiply them with all changes.
 
     Args:
@@ -335,7 +334,7 @@ def draw_activations(
         seed: seed of the signs.
 
     Returns:
-        Draws without the full form, and ‖δ‖ / ‖x‖ of each change.
+        Draws without the full form, and ‖δ‖ / ‖x‖ of each change; and the rows of each pass.
 
     Raises:
         ArgumentError: a change is of weights, a tensor is not met or met twice in a pass, or see
@@ -352,7 +351,7 @@ def draw_activations(
     check_places(problem, rounded)
     ledger = _Rounding(problem, rounded)
     collect(problem, [], ledger, samples=samples, seed=seed)
-    return ledger.draws(), ledger.relative_sizes()
+    return ledger.draws(), ledger.relative_sizes(), ledger.rows
 
 
 class _Rounding(Ledger):
@@ -370,6 +369,7 @@ class _Rounding(Ledger):
         self._inputs: dict[str, Tensor] = {}
         self._held: list[Gradients] = []
         self._norms = torch.zeros(2, len(changes), dtype=torch.float64)
+        self.rows: list[Batch] = []
 
     def _leaf(self, tap: str, tensor: Tensor) -> Tensor:
         if tap not in self._columns:
@@ -392,6 +392,7 @@ class _Rounding(Ledger):
     def begin(self, passed: SampledPass) -> None:
         """Take the tensors of a pass, by which its samples differentiate."""
         self._settle()
+        self.rows.append(passed.rows)
         self._inputs = {tap: tensor for tap, (tensor, _) in self._seen.items()}
         passed.leaves = {tap: leaf for tap, (_, leaf) in self._seen.items()}
 

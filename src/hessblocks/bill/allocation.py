@@ -111,13 +111,13 @@ class Allocation(Tabular):
         """Write the quantised model from what `packed` returned; see `save`."""
         model: Any = plain_model(self.model)
         formats = self.formats
-        names = {storage.name for storage, _ in formats.values()}
-        runtimes = {name.partition(":")[0] for name in names} - {"bf16"}
+        stored_as = {storage.name for storage, _ in formats.values()}
+        runtimes = {name.partition(":")[0] for name in stored_as} - {"bf16"}
         kind = runtimes.pop() if len(runtimes) == 1 else ""
         if (path.suffix == ".gguf") != (kind == "gguf") or kind not in ("gguf", *export.FOLDERS):
             raise ArgumentError(
-                f"path: {path} cannot hold {', '.join(sorted(names))}; a .gguf file holds gguf: "
-                f"formats and bf16, a folder {' or '.join(export.FOLDERS)} and bf16"
+                f"path: {path} cannot hold {', '.join(sorted(stored_as))}; a .gguf file holds "
+                f"gguf: formats and bf16, a folder {' or '.join(export.FOLDERS)} and bf16"
             )
         if kind != "gguf":
             widths = {

@@ -26,7 +26,7 @@ from hessblocks.bill.draws import Draws, draw
 from hessblocks.bill.edits import in_format
 from hessblocks.bill.measured import BillCheck, measure
 from hessblocks.bill.prices import Price, ratio_estimate, weight_of_full
-from hessblocks.bill.secant import secants
+from hessblocks.bill.secant import secants, without_ruling_pieces
 from hessblocks.curvature import (
     Form,
     ParameterGroup,
@@ -38,7 +38,7 @@ from hessblocks.curvature import (
     overlap,
     plain_model,
 )
-from hessblocks.errors import ArgumentError, check_name, unknown_name
+from hessblocks.errors import ArgumentError, check_name, check_whole, unknown_name
 from hessblocks.linalg import Estimate, keeping
 from hessblocks.storage import Tabular
 from hessblocks.tensor_formats import Format
@@ -319,12 +319,19 @@ class Bill(Tabular, Mapping[str, Price]):
         """Return one row per change; see `Price`."""
         return [row for price in self.values() for row in price.to_rows()]
 
+    @property
+    def ruling(self) -> str:
+        """How many pieces of text count by their measured divergence; empty if none does."""
+        count = 0 if self.draws.ruling is None else len(self.draws.ruling)
+        where = f"{count} of {len(self.draws.shares)} pieces of text"
+        return f" ({where} by their measured KL: a quadratic fails there)" if count else ""
+
     def __str__(self) -> str:
         """Print the number of changes and of samples, and the most expensive change."""
         dearest = max(self.values(), key=lambda price: price.forecast.value)
         beyond = sum(not price.trusted for price in self.values())
         outside = f", {beyond} outside of the quadratic" if beyond else ""
-        spent = f"{len(self.draws.pieces)} samples"
+        spent = f"{len(self.draws.pieces)} samples{self.ruling}"
         return f"bill of {len(self)} changes, {spent}{outside}; dearest: {dearest}"
 
     def plot(self, ax: Axes | None = None) -> Figure:
@@ -512,18 +519,15 @@ def price(
         True
     """
     check_problem(problem)
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < FEWEST_SAMPLES:
-        raise ArgumentError(
-            f"samples: expected at least {FEWEST_SAMPLES} for an error bar, got {samples!r}"
-        )
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
+    check_whole(FEWEST_SAMPLES, samples=samples)
+    check_whole(seed=seed)
     checked = checked_changes(problem, changes)
     named = {change.name: change for change in checked}
     if activations_of(checked):
         if form not in (None, "diagonal"):
             raise ArgumentError("form: rounded activations are priced by 'diagonal' alone")
-        draws, sizes = draw_activations(problem, checked, samples=samples, seed=seed)
+        draws, sizes, rows = draw_activations(problem, checked, samples=samples, seed=seed)
+        draws = without_ruling_pieces(problem, checked, draws, rows)
         return Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
     if form is None:
         form = "diagonal" if all(change.format for change in checked) else "mixture"

@@ -1,7 +1,8 @@
 """Multiply sampled gradients with changes; only the products are kept, not the gradients.
 
-Letters: U pieces of the data, D samples, J changes, M pairs of samples, P columns of squares, K
-columns of products, N samples or pairs, g sampled gradient, Δ change, n tokens of a part.
+Letters: U pieces of the data, R of them, D samples, J changes, M pairs of samples, P columns of
+squares, K columns of products, N samples or pairs, g sampled gradient, Δ change, n tokens of a
+part.
 
 Each sample is computed on one piece of the data, of one or several rows. If there are fewer than
 four such pieces, they are cut further by tokens, although tokens of a row are alike. So the spread
@@ -62,6 +63,8 @@ class Draws:
     """∇L·Δ, with L the share of each piece in the loss."""
     scales: Float[Tensor, "J P"] | None = None
     """Diagonal of each change over that of each reference; None if all changes are multiplied."""
+    ruling: Int[Tensor, " R"] | None = None
+    """Pieces whose products were scaled to the divergence measured there; None: none was sought."""
 
     def by_piece(self, values: Float[Tensor, "D ..."]) -> Float[Tensor, "U ..."]:
         """Average over the samples of each piece."""

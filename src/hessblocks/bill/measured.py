@@ -171,12 +171,10 @@ def measure(
         most_parts = PIECES if len(plan.passes) == 1 else 1  # tokens of a row are alike
         parameters = problem.parameters
         for batch in islice(plan.passes, most_passes):
-            before = _Before(problem, batch, parameters, most_parts)
+            before = DivergenceFrom(problem, batch, parameters, most_parts)
             moved = []
             for changes in sets:
-                new = _together(changes, parameters)
-                with rounding(problem, changes):
-                    moved.append(before.divergences(new))
+                moved.append(before.divergences(_together(changes, parameters), changes))
             passes.append(torch.tensor(moved, dtype=torch.float64).view(len(sets), -1).T)
             counts += before.counts
     if len(counts) < 2:
@@ -205,11 +203,15 @@ def _together(
     return together
 
 
-class _Before:
+class DivergenceFrom:
     """Logits, loss and gradient of a pass at the model's own weights, part by part."""
 
     def __init__(
-        self, problem: Problem, batch: Batch, parameters: Mapping[str, Tensor], most_parts: int
+        self,
+        problem: Problem,
+        batch: Batch,
+        parameters: Mapping[str, Float[Tensor, "..."]],
+        most_parts: int,
     ) -> None:
         self._problem, self._batch = problem, batch
         logits, loss = self._logits(parameters)
@@ -224,9 +226,12 @@ class _Before:
             self._parts.append((indices, part_loss, before, gradient, part_loss.total(before)))
             self.counts.append(count)
 
-    def divergences(self, parameters: Mapping[str, Tensor]) -> list[float]:
-        """Compute the sum of divergences over each part, at other parameters."""
-        logits, _ = self._logits(parameters)
+    def divergences(
+        self, parameters: Mapping[str, Float[Tensor, "..."]], changes: Sequence[Change]
+    ) -> list[float]:
+        """Compute the sum of divergences over each part, at other parameters and activations."""
+        with rounding(self._problem, changes):
+            logits, _ = self._logits(parameters)
         sums = []
         for indices, loss, before, gradient, total in self._parts:
             after = _some(logits, indices)

@@ -4,6 +4,7 @@ transformers reads tokens and merges, but only some names of `tokenizer.ggml.pre
 GPT-2 where it knows none. It does not read `tokenizer.ggml.add_space_prefix`.
 """
 
+from collections import Counter
 from typing import Any
 
 from tokenizers import Regex, normalizers, pre_tokenizers
@@ -56,11 +57,16 @@ def follow_file(tokenizer: Any, reader: Any) -> None:
         reader: the file's reader.
 
     Raises:
-        ValueError: the name under `tokenizer.ggml.pre` is unknown.
+        ValueError: the name under `tokenizer.ggml.pre` is unknown, or fields disagree.
     """
+    fields = {
+        key.removeprefix("tokenizer.ggml."): field
+        for key, field in reader.fields.items()
+        if key.startswith("tokenizer.ggml.")
+    }
+    _check_fields(fields)
     names = ("model", "pre", "add_bos_token", "add_space_prefix")
-    fields = [reader.fields.get(f"tokenizer.ggml.{name}") for name in names]
-    model, pre, start, prefix = (field and field.contents() for field in fields)
+    model, pre, start, prefix = (fields[n].contents() if n in fields else None for n in names)
     backend, name = tokenizer.backend_tokenizer, pre or "default"
     if model == "gpt2":
         if name not in SPLITS:
@@ -75,6 +81,20 @@ def follow_file(tokenizer: Any, reader: Any) -> None:
         spaces = normalizers.Replace(" ", "▁")
         first = [] if prefix is False else [normalizers.Prepend("▁")]
         backend.normalizer, backend.pre_tokenizer = normalizers.Sequence([*first, spaces]), None
+
+
+def _check_fields(fields: dict[str, Any]) -> None:
+    """Refuse lists of unlike length, tokens that are named twice, and flags that are words."""
+    tokens = fields["tokens"].contents()
+    for name in {"scores", "token_type"} & {*fields}:
+        if len(fields[name].data) != len(tokens):
+            lengths = f"{len(fields[name].data)} entries, tokenizer.ggml.tokens {len(tokens)}"
+            raise ValueError(f"tokenizer.ggml.{name} has {lengths}")
+    if twice := [token for token, count in Counter(tokens).items() if count > 1]:
+        raise ValueError(f"tokenizer.ggml.tokens names {printable(twice[0])[:40]} twice")
+    for name, field in fields.items():
+        if name.startswith("add_") and not isinstance(field.contents(), bool):
+            raise ValueError(f"tokenizer.ggml.{name} is not true or false")
 
 
 def split_name(stored: dict[str, Any]) -> str | None:

@@ -44,13 +44,13 @@ VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rope_theta": (lambda value: 0 < value < math.inf, _ABOVE),
     "_softcapping": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
     "query_pre_attn_scalar": (lambda value: 0 < value < math.inf, _ABOVE),
-    "max_position_embeddings": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
+    "max_position_embeddings": (lambda value: value >= 1, _WHOLE),
     "sliding_window": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
     "num_experts_per_tok": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
     "n_head": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
     "output_hidden_states": (lambda value: isinstance(value, bool), "true or false"),
 }
-"""Ending of a configuration's key → whether a value fits, and what is expected."""
+"""Configuration's key, or ending with `_` → whether a value fits, and what is expected."""
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Options of transformers: no network, and no code from the folder."""
 _NUMBER, _IN_LAYER = re.compile(r"\.\d+\."), re.compile(r"(\.\d+\.).*")
@@ -218,6 +218,9 @@ class Saved:
                 tokenizer = AutoTokenizer.from_pretrained(self.location, **_LOCAL, **self._file)
                 if self.reader:
                     follow_file(tokenizer, self.reader)
+                inner = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+                if getattr(inner, "dropout", None):  # draws other tokens at each call, for training
+                    inner.dropout = None
             except Exception as error:  # files from elsewhere may cause any kind of error
                 reason = (
                     f"MODEL: the tokenizer of {self.source} cannot be read ({_first_line(error)})"
@@ -326,7 +329,8 @@ def _check_values(source: str, values: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping):
             _check_values(source, value)
         for ending, (fits, expected) in VALUES.items():
-            known = value is not None and str(key).endswith(ending)
+            named = str(key).endswith(ending) if ending[0] == "_" else key == ending
+            known = named and value is not None and values.get(f"use_{key}") is not False
             if known and not (isinstance(value, int | float) and fits(value)):
                 raise ArgumentError(
                     f"MODEL: {source}: its configuration has {printable(str(key))} = "

@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hessblocks.errors import ArgumentError, check_memory_limit, in_units
+from hessblocks.errors import ArgumentError, check_memory_limit, check_whole, in_units
 from hessblocks.linalg.estimators import Eigenvalues, assemble
 from hessblocks.linalg.operators import (
     LinearOperator,
-    check_whole,
     default_limit,
     unit_of,
     working_dtype,
