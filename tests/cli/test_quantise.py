@@ -6,6 +6,8 @@ import random
 import re
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import hessblocks as hb
-from hessblocks import export
+from hessblocks import export, inspection
 from hessblocks.bill import bill as bills
 from hessblocks.cli.app import main
 from hessblocks.inspection import quantising
+from hessblocks.storage import read_object
 from tests.cli.helpers import Shell, sentence
 from tests.models.gguf_files import tiny_llama, write
 from tests.pictures import empty_pictures
@@ -141,6 +144,45 @@ def test_again_costs_nothing_and_another_size_no_samples(
     assert outcome.status == 0, outcome.errors
     assert float(rows(out / "files.csv")["this file"]["forecast"]) <= 0.001
     assert (tmp_path / "third.gguf").stat().st_size < size
+
+
+def test_an_equal_call_reads_its_folder_and_one_with_any_other_file_is_measured(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = shutil.copytree(place, tmp_path / "here", ignore=shutil.ignore_patterns("out", "model*"))
+    given, out = [*words(here), *MIX], here / "out"
+    first, measured = shell(*given), []
+
+    def measure(**arguments: Any) -> dict[str, Any]:
+        measured.append(arguments)
+        return {**read_object(out / "summary.json"), "out": str(out)}
+
+    monkeypatch.setattr(inspection, "measure_quantise", measure)
+    assert shell(*given).output.splitlines()[:-3] == first.output.splitlines()[:-3]  # but seconds
+    assert not measured
+    for name in ("text.txt", "tiny.gguf", "model.gguf", "out/report.html", "out/files.csv"):
+        content = (here / name).read_bytes()
+        (here / name).write_bytes(content + b" ")
+        assert shell(*given).status == 0
+        assert measured.pop()["source"] == str(here / "tiny.gguf"), name
+        (here / name).write_bytes(content)
+    for more in (["--seed", "1"], ["--bits", "9"]):
+        assert shell(*given[: -2 if "--bits" in more else None], *more).status == 0
+        assert measured.pop()
+    (out / "finished.json").write_text("{")
+    assert shell(*given).status == 0
+    assert measured
+
+
+def test_an_equal_call_loads_no_model(place: Path, tmp_path: Path) -> None:
+    given = [*words(place, str(tmp_path / "own.gguf"))[:-1], str(tmp_path / "out"), *MIX]
+    script = "import sys; from hessblocks.cli import main; print(main(sys.argv[1:]), *sys.modules)"
+    assert main(given) == 0
+    done = subprocess.run([sys.executable, "-c", script, *given], capture_output=True, text=True)
+    status, *modules = done.stdout.splitlines()[-1].split()
+    assert status == "0"
+    assert "nothing is measured again" in done.stderr
+    assert not {"transformers", "libgguf", "matplotlib"} & {*modules}
 
 
 def test_a_call_that_was_stopped_after_the_file_goes_on_and_another_file_is_left_alone(

@@ -15,12 +15,14 @@ MODULES = 400
 SLOW = pytest.mark.slow
 """Each answer is a process of its own: one of each kind is paid every day."""
 SCRIPT = """
-import json, sys
+import json, os, sys
 from hessblocks.cli import main
 status = main(sys.argv[1:])
 modules = len(sys.modules)
+waiting = os.environ.get("OMP_WAIT_POLICY")
 loaded = sorted({name.partition(".")[0] for name in sys.modules})
-print(json.dumps({"status": status, "loaded": loaded, "modules": modules}), file=sys.stderr)
+told = {"status": status, "loaded": loaded, "modules": modules, "waiting": waiting}
+print(json.dumps(told), file=sys.stderr)
 """
 
 
@@ -58,6 +60,7 @@ def test_an_answer_without_work_loads_nothing_heavy(words: list[str], status: in
     told, _, _ = answer(*words)
     assert told["status"] == status
     assert not HEAVY & set(told["loaded"])
+    assert told["waiting"] == "passive"  # before torch, whose threads read it once
     assert told["modules"] < MODULES
 
 

@@ -40,6 +40,7 @@ from hessblocks.curvature import (
 )
 from hessblocks.errors import ArgumentError, check_name, check_whole, unknown_name
 from hessblocks.linalg import Estimate, keeping
+from hessblocks.malloc import return_freed_memory
 from hessblocks.storage import Tabular
 from hessblocks.tensor_formats import Format
 
@@ -541,6 +542,7 @@ def price(
         weighed, draws, sizes = Diagonal(
             problem, [*names], samples=samples, seed=seed, moments=moments
         ).price(checked)  # not kept: it holds tensors of all weights
+        return_freed_memory()
         named = {change.name: change for change in weighed}
         bill = Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
         return bill.with_secants()

@@ -321,8 +321,9 @@ def checked_changes(
         raise ArgumentError(
             f"changes: expected at least one, each with a name of its own, got {names!r:.80}"
         )
+    parameters = problem.parameters
     for change in checked:
-        for name in change.new:
+        for name in (name for name in change.new if name not in parameters):
             _check_parameter(problem, change.name, name)
     return checked
 

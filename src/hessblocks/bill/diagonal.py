@@ -21,7 +21,7 @@ from hessblocks.bill.draws import Draws, Ledger, collect
 from hessblocks.curvature import Gradients, Problem
 from hessblocks.malloc import return_freed_memory
 
-OFTEN = 1 << 26
+OFTEN = 1 << 24
 """Entries of changes that are computed between two returns of freed memory."""
 
 
@@ -70,23 +70,26 @@ class Diagonal(Ledger):
         """Add the squares of a sample, and multiply it with the reference."""
         parameters, numbers, pairs = self.problem.parameters, [], []
         for name, square in self.squares.items():
-            sampled = gradients.pop(name)  # so that a product takes the place of its gradient
+            sampled = gradients.pop(name)
             gradient = torch.zeros_like(square) if sampled is None else sampled.to(square.dtype)
             square.addcmul_(gradient, gradient, value=share)
-            product = gradient.mul(parameters[name].detach()).flatten()
-            numbers.append(float(product @ product))
-            if name in self._last:
-                pairs.append(float(product @ self._last[name]))
-            self._last[name] = product
+            product = gradient.mul(parameters[name].detach())
+            numbers.append(float(product.flatten() @ product.flatten()))
+            if name not in self._last:
+                self._last[name] = product
+                continue
+            pairs.append(float(product.flatten() @ self._last[name].flatten()))
+            self._last[name].copy_(product)  # in its place: a new tensor would leave a hole
         self.owners.append((piece, slope))
         self.squared.append(torch.tensor([numbers], dtype=torch.float64))
         if pairs:
             self.pairs.append(torch.tensor([pairs], dtype=torch.float64))
 
     def _cost(self, name: str, delta: Float[Tensor, "..."]) -> float:
+        """Compute Σ D Δ², or the sum with moments; Δ is overwritten."""
         squares, moments = self.squares[name], self._inputs.moments.get(name)
         if moments is None:
-            return float((delta.square() * squares).sum(dtype=torch.float64))
+            return float(delta.square_().mul_(squares).sum(dtype=torch.float64))
         moments = moments.to(delta)
         # D holds terms between tokens, which the moments lack: they give the weight of each row
         weights = squares.sum(1) / moments.diagonal().sum()
@@ -106,20 +109,20 @@ class Diagonal(Ledger):
         """
         self._last.clear()
         return_freed_memory()  # gradients have other sizes than what follows
-        parameters = self.problem.parameters
+        parameters, means = self.problem.parameters, self._inputs.means()
         draws = self.draws()
         reference = dict(zip(self.squares, draws.by_piece(draws.squares).sum(0), strict=True))
         scales = torch.zeros(len(changes), len(self.squares), dtype=torch.float64)
         weighed, sizes, columns, computed = [], [], list(self.squares), 0
         for row, change in enumerate(changes):
-            change = change.weighed(self._inputs.means())
+            change = change.weighed(means)
             largest = 0.0
             for name, new in change.made(parameters):
                 delta = new - parameters[name].detach()
                 change.check_same(name, delta.flatten())
+                largest = max(largest, float(delta.norm() / parameters[name].detach().norm()))
                 cost = self._cost(name, delta)
                 scales[row, columns.index(name)] = cost / max(float(reference[name]), 1e-300)
-                largest = max(largest, float(delta.norm() / parameters[name].detach().norm()))
             weighed.append(change)
             sizes.append(largest)
             computed += change.size

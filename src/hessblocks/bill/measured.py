@@ -170,11 +170,13 @@ def measure(
         plan = make_plan(problem, twice=False, most_rows=max(1, rows // pieces))
         most_parts = PIECES if len(plan.passes) == 1 else 1  # tokens of a row are alike
         parameters = problem.parameters
+        only = _together(sets[0], parameters) if len(sets) == 1 else None
         for batch in islice(plan.passes, most_passes):
             before = DivergenceFrom(problem, batch, parameters, most_parts)
             moved = []
             for changes in sets:
-                moved.append(before.divergences(_together(changes, parameters), changes))
+                new = only or _together(changes, parameters)
+                moved.append(before.divergences(new, changes))
             passes.append(torch.tensor(moved, dtype=torch.float64).view(len(sets), -1).T)
             counts += before.counts
     if len(counts) < 2:

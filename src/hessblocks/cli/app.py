@@ -132,6 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     WORDS.set(tuple(words))
     keep_freed_memory()
+    # threads of torch that spin while they wait take the processor from those that compute
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with warnings.catch_warnings(), signals_interrupt() as came:
         warnings.showwarning = _show_warning
         try:

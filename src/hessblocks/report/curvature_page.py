@@ -104,7 +104,10 @@ def curvature_lines(results: CurvatureResults) -> list[Table | str]:
 
 
 CURVATURE = RunPage(
-    write=write_curvature_report, lines=curvature_lines, summary=CurvatureResults.summary
+    write=write_curvature_report,
+    lines=curvature_lines,
+    summary=CurvatureResults.summary,
+    read=load_curvature,
 )
 
 

@@ -81,6 +81,11 @@ class RunPage:
     """Makes sentences and tables for the terminal."""
     summary: Callable[[Any], dict[str, Any]] = dict
     """Makes the JSON object of the results, with their folder as `out`."""
+    read: Callable[[Path], Any] = lambda folder: {
+        **read_object(folder / "summary.json"),
+        "out": str(folder),
+    }
+    """Reads the results of a finished folder."""
 
 
 def summary_page(

@@ -20,7 +20,7 @@ FAULTS = (
     fault("a file is not sent to the disk", "os.fsync($descriptor) =>", "test_files.py",
           within="sync"),
     fault("partial files of others are removed", "glob.escape($name) => glob.escape($name) + '*'",
-          "test_partials_of_one_name_are_removed_and_no_others"),
+          "test_partials_of_one_name_are_removed_and_no_others", within="remove_partials"),
     fault("rows that were gathered count twice", "($row.preset, $row.seed) not in $known => True",
           "test_runs_that_the_comparison_has_not_collected_are_read_in_place"),
     fault("an infinite loss is written as it is",

@@ -1,7 +1,6 @@
 """Commands that measure a saved model in a run folder: quantise, price, simplify, curvature."""
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,12 +25,11 @@ def quantise(
     """Quantise a model into a file of a given size, at the least KL divergence, and measure it."""
     settings.check_file(file)
     checks.check_length(data, settings.sequences, settings.tokens)
-    from hessblocks import inspection, report
     from hessblocks.cli.commands.work import measure_in_folder
 
-    run = {"out": out, "device": device, **asdict(settings)}
-    measure = partial(inspection.measure_quantise, source, data, file, **run)
-    measure_in_folder(measure, report.PAGES["quantise"], as_json=screen.json)
+    files = {"source": source, "data": data, "file": file, "out": out}
+    function, given = "inspection:measure_quantise", {**files, "device": device, **asdict(settings)}
+    measure_in_folder("quantise", function, given, as_json=screen.json)
 
 
 @options.taking
@@ -48,12 +46,10 @@ def price(
     """Forecast the cost of weight changes in nats per token, check it, and allocate bits."""
     settings.check_chosen()
     checks.check_length(data, settings.sequences, settings.tokens)
-    from hessblocks import inspection, report
     from hessblocks.cli.commands.work import measure_in_folder
 
-    run = {"out": out, "device": device, **asdict(settings)}
-    measure = partial(inspection.measure_price, source, data, **run)
-    measure_in_folder(measure, report.PAGES["price"], as_json=screen.json)
+    given = {"source": source, "data": data, "out": out, "device": device, **asdict(settings)}
+    measure_in_folder("price", "inspection:measure_price", given, as_json=screen.json)
 
 
 @options.taking
@@ -75,14 +71,10 @@ def simplify(
 ) -> None:
     """Measure the cost of removing each part of a model, remove the cheapest, refit the rest."""
     checks.check_length(data, settings.sequences, settings.tokens)
-    from hessblocks import report
     from hessblocks.cli.commands.work import measure_in_folder
-    from hessblocks.simplify import simplify_model
 
-    run = {"out": out, "device": device, **asdict(settings)}
-    measure_in_folder(
-        partial(simplify_model, source, data, **run), report.PAGES["simplify"], as_json=screen.json
-    )
+    given = {"source": source, "data": data, "out": out, "device": device, **asdict(settings)}
+    measure_in_folder("simplify", "simplify:simplify_model", given, as_json=screen.json)
 
 
 @options.taking
@@ -109,9 +101,7 @@ def curvature(
     """
     settings.check_heads([source] if source.startswith(checks.PREFIX) else [])
     checks.check_length(settings.data, settings.sequences, settings.tokens)
-    from hessblocks import inspection, report
     from hessblocks.cli.commands.work import measure_in_folder
 
-    run = {"out": out, "device": device, **asdict(settings)}
-    measure = partial(inspection.measure_curvature, source, **run)
-    measure_in_folder(measure, report.PAGES["curvature"], as_json=screen.json)
+    given = {"model": source, "out": out, "device": device, **asdict(settings)}
+    measure_in_folder("curvature", "inspection:measure_curvature", given, as_json=screen.json)
