@@ -70,7 +70,7 @@ def files() -> Figure:
         xlim=(84, 108),
         ylim=(0, None),
     )
-    ax.set_title("The same bytes, 0.46 and 0.63 of the loss", loc="left", fontweight="bold")
+    ax.set_title("At the same bytes 0.46 and 0.63 of the mixes' KL", loc="left", fontweight="bold")
     return figure
 
 

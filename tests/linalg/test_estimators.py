@@ -288,3 +288,8 @@ def test_a_matrix_without_entries_has_norm_and_trace_zero(shape: tuple[int, int]
     assert frobenius_norm(op) == Estimate(value=0.0, method="exact")
     if shape[0] == shape[1]:
         assert trace(op) == Estimate(value=0.0, method="exact")
+
+
+@pytest.mark.parametrize(("error", "shown"), [(123.0, "100"), (0.00123, "0.001"), (2e-7, "2e-07")])
+def test_an_error_has_one_digit_and_no_needless_exponent(error: float, shown: str) -> None:
+    assert str(Estimate(value=811.0, standard_error=error, probes=2)) == f"811 ± {shown} (2 probes)"

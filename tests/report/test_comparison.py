@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,16 @@ def test_the_gap_is_the_mean_of_differences_of_equal_seeds_and_steps(tmp_path: P
         "of the differences, not of the losses"
     )
     assert gap.title.endswith("sas -0.200")
+
+
+@pytest.mark.parametrize(("presets", "words"), [(("pre-ln",), "Learning rate: {:g}."), (
+    ("pre-ln", "sas"), "Learning rates are not tuned: {:g} for all blocks,")])  # fmt: skip
+def test_the_page_tells_the_learning_rate_that_no_column_has(
+    presets: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    found = compared(Folder(presets=presets), tmp_path)
+    rate = found.rows[0].rate
+    assert rate is not None
+    assert found.rate_words.startswith(words.format(rate))
+    tuned = replace(found, results=replace(found.results, tried=({"rate": rate},)))
+    assert "Learning rate" in tuned.rate_words

@@ -95,9 +95,9 @@ def _check(number: int, block: BlockConfig, first: BlockConfig) -> None:
     for name, value in expected.to_dict().items():
         if fields[name] != value and (name, block.sub_blocks) != ("attention", "mlp"):
             raise ArgumentError(
-                f"--to gguf: layer {number} is not one of Llama's: its {name} differs; leave "
-                "--to gguf out, and take --even: hessblocks quantise then writes a GGUF file of "
-                "the result"
+                f"--to gguf: layer {number} is not one of Llama's: its {name} differs, and "
+                "llama.cpp reads no other; give another --to (simplify: --even instead, whose "
+                "result is a Llama that quantise writes)"
             )
 
 

@@ -61,7 +61,8 @@ class Estimate(Tabular):
             return f"{self.value:.4g} (exact)"
         spent = f"{self.probes} {SPENT[self.method]}"
         note = "" if self.value >= 0 or self.method != "sampled" else ", not told from zero"
-        return f"{self.value:.3g} ± {self.standard_error:.1g} ({spent}{note})"
+        # 100, not 1e+02
+        return f"{self.value:.3g} ± {float(f'{self.standard_error:.1g}'):g} ({spent}{note})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -33,7 +33,7 @@ probes is √(2 · 9900 / 48) = 20:
 >>> from hessblocks.linalg import DenseOperator
 >>> ones = DenseOperator(torch.ones(100, 100), symmetric=True)
 >>> print(trace(ones))
-119 ± 2e+01 (48 probes)
+119 ± 20 (48 probes)
 
 There XTrace takes the large directions Q out first, tr A = tr(QᵀA Q) + tr((I − QQᵀ) A (I − QQᵀ)),
 and estimates the small rest. Each probe serves both purposes in turn:
