@@ -3,7 +3,7 @@
 Each module of this folder with a `main()` prints one line a figure and returns them as a
 dictionary; they are written to `benchmarks/results/NAME.json` with versions, hardware and date. All
 but `gpu` run on a CPU; that one is left out by default where there is no CUDA device, and
-`quantised_files` where its model is not named.
+`quantised_files` and `simplified_files` where their files are not named.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def main() -> None:
     )
     lacking = set() if torch.cuda.is_available() else {"gpu"}
     lacking |= set() if os.environ.get("HESSBLOCKS_SMOLLM2") else {"quantised_files"}
+    lacking |= set() if os.environ.get("HESSBLOCKS_SIMPLIFIED") else {"simplified_files"}
     everywhere = [name for name in names() if name not in lacking]
     given = parser.parse_args()
     chosen = given.names or everywhere

@@ -3,6 +3,7 @@
 The structures are those of llama.h of autumn 2026 (b11549); `logits` checks a default of each.
 """
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -92,31 +93,55 @@ def _quiet(level: int, text: bytes, data: object) -> None:
     """Drop llama.cpp's log."""
 
 
+class Opened:
+    """A GGUF file in llama.cpp on one thread of a CPU, for windows of at most `tokens` tokens."""
+
+    def __init__(self, path: Path, tokens: int) -> None:
+        lib = self._lib = library()
+        lib.llama_log_set(_quiet, None)
+        lib.llama_backend_init()
+        model_params, params = lib.llama_model_default_params(), lib.llama_context_default_params()
+        assert (params.n_batch, params.offload_kqv) == (2048, True), (
+            "another llama.h than the structures"
+        )
+        model_params.n_gpu_layers = 0
+        self._model = lib.llama_model_load_from_file(os.fsencode(path), model_params)
+        assert self._model, f"llama.cpp does not load {path}"
+        params.n_ctx = params.n_batch = params.n_ubatch = tokens
+        params.n_threads = params.n_threads_batch = 1
+        self._context = lib.llama_init_from_model(self._model, params)
+        self._batch = lib.llama_batch_init(tokens, 0, 1)
+
+    def forget(self) -> None:
+        """Empty the cache of keys and values."""
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
+
+    def decode(self, ids: list[int], first: int = 0, *, every: bool = False) -> None:
+        """Run tokens that begin at a position; logits of the last one, or of every one."""
+        batch = self._batch
+        batch.n_tokens = len(ids)
+        for place, token in enumerate(ids):
+            batch.token[place], batch.pos[place] = token, first + place
+            batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+            batch.logits[place] = int(every or place == len(ids) - 1)
+        assert self._lib.llama_decode(self._context, batch) == 0
+
+    def logits(self, rows: int, vocabulary: int) -> np.ndarray:
+        """Copy the logits of the last call."""
+        found = self._lib.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(found, (rows, vocabulary)).copy()
+
+    def close(self) -> None:
+        """Free the model."""
+        self._lib.llama_batch_free(self._batch)
+        self._lib.llama_free(self._context)
+        self._lib.llama_model_free(self._model)
+
+
 def logits(path: Path, windows: np.ndarray, vocabulary: int) -> Iterator[np.ndarray]:
     """Yield the logits (tokens, vocabulary) of each window of token ids."""
-    lib = library()
-    lib.llama_log_set(_quiet, None)
-    lib.llama_backend_init()
-    model_params, params = lib.llama_model_default_params(), lib.llama_context_default_params()
-    assert (params.n_batch, params.offload_kqv) == (2048, True), (
-        "another llama.h than the structures"
-    )
-    model_params.n_gpu_layers = 0
-    model = lib.llama_model_load_from_file(os.fsencode(path), model_params)
-    assert model, f"llama.cpp does not load {path}"
-    tokens = windows.shape[1]
-    params.n_ctx = params.n_batch = params.n_ubatch = tokens
-    params.n_threads = params.n_threads_batch = 1
-    context = lib.llama_init_from_model(model, params)
-    batch = lib.llama_batch_init(tokens, 0, 1)
-    batch.n_tokens = tokens
-    for window in windows:
-        lib.llama_memory_clear(lib.llama_get_memory(context), True)
-        for place, token in enumerate(window.tolist()):
-            batch.token[place], batch.pos[place] = token, place
-            batch.n_seq_id[place], batch.logits[place], batch.seq_id[place][0] = 1, 1, 0
-        assert lib.llama_decode(context, batch) == 0
-        yield np.ctypeslib.as_array(lib.llama_get_logits(context), (tokens, vocabulary)).copy()
-    lib.llama_batch_free(batch)
-    lib.llama_free(context)
-    lib.llama_model_free(model)
+    with contextlib.closing(Opened(path, windows.shape[1])) as model:
+        for window in windows:
+            model.forget()
+            model.decode(window.tolist(), every=True)
+            yield model.logits(len(window), vocabulary)

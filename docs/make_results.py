@@ -215,8 +215,9 @@ def write_index(target: Path) -> None:
     parts = [
         HEAD,
         undecided(folder) + "\n",
-        missing(folder),
+        f"## README's findings, with intervals, seeds and devices\n\n{HEADLINES.readme_table()}\n",
         *("\n".join([f"## {group}", "", *own, ""]) for group, own in lines.items() if own),
+        missing(folder),
     ]
     write_text(target / "results.md", "\n".join(part for part in parts if part))
 
@@ -280,7 +281,7 @@ def missing(folder: Path) -> str:
             more = " known so far, more follow" if find(name).more else ""
             of = f"{points['missing']} of {points['total']} points{more}"
             lines.append(f"- {name}: {of}. `{command[1]}`")
-    return "\n".join(["## Missing", "", *lines, ""]) if lines else ""
+    return "\n".join(["## Not run, or not to the end", "", *lines, ""]) if lines else ""
 
 
 def described(section: StudySection, pictures: Sequence[str], caption: str) -> str:

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
@@ -85,6 +87,11 @@ PLANTED: dict[str, tuple[str, Callable[[str], str], str]] = {
         ),
         "studies.downstream: rests on undecided facts and does not say so",
     ),
+    "a number that its page lost": (
+        "docs/findings.md",
+        lambda text: text.replace("[-0.04, +0.07]", "[+0.04, +0.07]"),
+        "readme.evenness: none of its files has '+0.02 [-0.04, +0.07]'",
+    ),
     "an interval across 0": (
         "docs/results/trial.json",
         lambda text: text.replace("[+0.068, +0.142]", "[-0.068, +0.142]"),
@@ -102,3 +109,26 @@ def test_a_planted_fault_is_found(planted: str, copied: Path, headlines: SimpleN
     path.write_text(change(text), encoding="utf-8")
     assert path.read_text(encoding="utf-8") != text
     assert any(found.startswith(fault) for found in headlines.faults(copied))
+
+
+def test_each_finding_of_the_readme_has_interval_seeds_and_device_one_link_away(
+    headlines: SimpleNamespace,
+) -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert headlines.readme_table() in page, "python docs/make_results.py writes it"
+    assert "(docs/results.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, headline in headlines.read()["readme"].items():
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| {headline['says']} |"))
+        assert re.search(r" ± |\[[-+]|\d to \d", row), name
+        assert re.search(r"seed|draw", row), name
+        assert re.search("CPU|GPU|H200", row), name
+
+
+def test_the_script_ends_well_where_nothing_is_wrong() -> None:
+    ran = subprocess.run(
+        [sys.executable, ROOT / "docs" / "headlines.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")

@@ -40,7 +40,7 @@ def test_another_process_is_named_and_its_lock_goes_with_it(tmp_path: Path) -> N
         pass
 
 
-def test_the_holder_is_forgotten(tmp_path: Path) -> None:
+def test_the_lock_removes_its_holder_file(tmp_path: Path) -> None:
     with held(tmp_path):
         assert (tmp_path / HOLDER).exists()
     assert not (tmp_path / HOLDER).exists()

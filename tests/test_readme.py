@@ -32,7 +32,7 @@ def blocks(language: str, page: str = README) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
 
 
-def test_it_is_read_in_a_few_minutes() -> None:
+def test_the_readme_is_read_in_a_few_minutes() -> None:
     assert len(README.split()) <= 600
     visible = re.sub(r"```.*?```|\]\([^)]*\)|<[^>]*>", " ", README, flags=re.DOTALL)
     numbers = re.findall(r"(?<![\w.])\d[\d.,]*", visible)
@@ -106,16 +106,29 @@ def test_every_name_of_the_library_exists() -> None:
         assert getattr(hb, name) is not None
 
 
-def test_the_packaged_readme_is_whole_without_pictures_and_relative_links() -> None:
-    """An index has neither the pages nor the pictures that the README leads to."""
+def packaged() -> str:
+    """The long description of an index, by the rules of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     hook = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
-    assert hook["fragments"] == [{"path": "README.md"}]
-    text = README
+    first, last = hook["fragments"]
+    assert first == {"path": "README.md"}
+    text = README + str(last["text"])
     for rule in hook["substitutions"]:
-        text = re.sub(rule["pattern"], rule["replacement"], text)
+        text, count = re.subn(rule["pattern"], rule["replacement"], text)
+        assert count or rule["pattern"].startswith("!"), f"{rule['pattern']} changes nothing"
+    return text
+
+
+def test_the_packaged_readme_is_whole_without_pictures_and_relative_links() -> None:
+    """An index has neither the pages nor the pictures that the README leads to, and no clone."""
+    text = packaged()
     assert set(re.findall(r"`hessblocks ([a-z]+)", text)) == set(
         re.findall(r"`hessblocks ([a-z]+)", README)
     )
     assert "<img" not in text
+    assert "pip install 'hessblocks[quantise]'\n" in text
+    assert not re.search("clone|-e |constraints", text)
+    paths = re.findall(r"\(`([^`]+\.(?:md|cff))`\)", text)
+    assert {*paths} == {*re.findall(r"\]\(((?!https?:)[^)#]+)", README)}
+    assert all((ROOT / path).is_file() for path in paths)
     assert re.findall(r"\]\((?!https?:)", text) == []

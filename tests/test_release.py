@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_first_time import REPORT, SCRIPT, save_llama
-from tests.test_readme import README
+from tests.test_readme import README, packaged
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -65,10 +65,13 @@ def test_the_packaged_readme_leads_to_nothing_that_an_index_lacks(wheel: Path) -
     kept = r"\[[^]]+\]\(https://[^)]+\)"
     assert re.findall(kept, page) == re.findall(kept, README) != []
     *_, last = re.findall(r"\[([^]]+)\]\((?!https://)", README)
-    assert f" {last}" in page, "the words of a link stay"
+    assert f"[{last}]" not in page
+    assert f" {last} (`" in page, "the words of a link stay, with the path of the page"
     assert "hessblocks quantise model.gguf" in page
     assert "## Neighbours" in page
-    assert re.findall(r"```.*?```", page, re.DOTALL) == re.findall(r"```.*?```", README, re.DOTALL)
+    blocks = re.findall(r"```.*?```", page, re.DOTALL)
+    assert blocks == re.findall(r"```.*?```", packaged(), re.DOTALL) != []
+    assert page.strip() == packaged().strip()
 
 
 @pytest.mark.parametrize("project", ["", "experiments"])

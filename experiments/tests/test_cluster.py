@@ -136,7 +136,7 @@ def test_an_address_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("address", ["nonsense", "ray://", "host:port"])
-def test_what_is_no_address_is_refused(tmp_path: Path, address: str) -> None:
+def test_what_is_not_an_address_is_refused(tmp_path: Path, address: str) -> None:
     pytest.importorskip("ray")
     with pytest.raises(ArgumentError, match="ray: expected host:port"):
         toy.run(tmp_path, ray=address)

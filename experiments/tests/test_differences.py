@@ -83,7 +83,7 @@ def test_one_seed_has_no_error() -> None:
     assert summary.to_dict()["tables"] == {"t": [{"error": None}]}
 
 
-def test_a_reason_is_said_once_however_many_controls_give_it() -> None:
+def test_a_reason_is_reported_once_however_many_controls_give_it() -> None:
     check = Check(fact="f", expected="e", ours="1", holds=True)
     open_, failed = (replace(check, holds=holds) for holds in (None, False))
     for _ in range(2):

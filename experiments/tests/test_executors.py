@@ -190,7 +190,7 @@ def measure_with_one_nan(settings: toy.ToySettings) -> list[Row]:
     return [{"number": settings.number, "square": float("nan") if settings.number == 2 else 1.0}]
 
 
-def test_a_value_that_is_no_number_fails_its_point_alone(tmp_path: Path) -> None:
+def test_a_value_that_is_not_finite_fails_its_point_alone(tmp_path: Path) -> None:
     points = [toy.point(toy.ToySettings(number=number)) for number in range(4)]
     match = (
         r"toy: 1 point\(s\) failed, the first \(number 2\) with: square of its row 1 is nan, not a"

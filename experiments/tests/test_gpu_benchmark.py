@@ -87,7 +87,7 @@ def test_speed_alone_runs_to_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @warned
-def test_what_has_no_time_left_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_no_time_left_is_left_out_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
     found = measured(Clock(1))
     assert not found["failed"]
     assert "no time" in found["left out"]["steps of sas"]
@@ -112,7 +112,7 @@ def test_a_map_that_does_not_fit_says_what_a_column_costs(monkeypatch: pytest.Mo
     assert "map of all groups" in clock.left_out
 
 
-def test_a_part_that_fails_is_said_and_the_next_goes_on() -> None:
+def test_a_part_that_fails_is_reported_and_the_next_goes_on() -> None:
     clock = Clock(1000)
     share = clock.share(0.5)
     assert share.item("broken", lambda: 1 / 0) is None

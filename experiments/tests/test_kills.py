@@ -40,7 +40,7 @@ def test_differences_are_seen(tmp_path: Path, spoil, said: list[str]) -> None:
     assert all(text.startswith(start) for text, start in zip(found, said, strict=True))
 
 
-def test_measured_seconds_are_no_difference_where_all_rows_of_a_point_are_of_them() -> None:
+def test_measured_seconds_are_not_a_difference_if_all_rows_of_a_point_are_seconds() -> None:
     records = [
         {"common": {"quantity": quantity}, "rows": [{"variant": "sas", "value": value}]}
         for quantity in (STEP_TIME, TOKEN_TIME, "validation_loss")

@@ -125,7 +125,7 @@ def test_settings_and_differences_are_on_the_page(out: Path) -> None:
     assert "Settings: " in page
 
 
-def test_of_many_names_the_first_few_are_told(out: Path) -> None:
+def test_of_many_names_the_first_few_are_reported(out: Path) -> None:
     section = load_section(out / "mlp")
     settings = {"rate": [0.1, 0.2], "names": list("abcdefghijklm"), "few": list("abcde")}
     told = replace(section, summary={**section.summary, "settings": settings}).settings

@@ -162,7 +162,7 @@ def test_what_the_points_were_begun_with_stays_written(tmp_path: Path) -> None:
     elsewhere = {**json.loads(path.read_text()), "processor": "another"}
     path.write_text(json.dumps(elsewhere))
     assert main([*command, "1"]) == 0  # nothing is missing, nothing is said
-    with pytest.warns(EnvironmentWarning, match="mlp was begun elsewhere .*'another'"):
+    with pytest.warns(EnvironmentWarning, match="mlp was begun in another environment .*'another'"):
         studies.run_study("mlp", out=tmp_path, scale="smoke", seeds=2)
     assert json.loads(path.read_text()) == elsewhere
 

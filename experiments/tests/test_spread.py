@@ -65,7 +65,7 @@ def test_unevenness_is_that_of_the_measured_norms_of_its_set(model: torch.nn.Mod
     assert all(row["standard_error"] is not None for row in uneven)
 
 
-def test_noise_of_the_estimates_is_no_spread() -> None:
+def test_noise_of_the_estimates_is_not_spread() -> None:
     """Norms that are equal, and norms of 1 and 10, each with errors of 20 %: the mean over many
     draws."""
     generator = np.random.default_rng(0)

@@ -97,7 +97,7 @@ def test_a_point_is_on_the_disk_before_it_counts_as_stored(tmp_path: Path, monke
 
 @pytest.mark.parametrize("failing", ["fsync", "write"])
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_point_that_could_not_be_stored_leaves_the_file_as_it_was(
+def test_a_point_that_could_not_be_stored_does_not_change_the_file(
     failing: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is full after half of a line; the next command must find whole lines alone."""
@@ -198,7 +198,7 @@ with held(Path(sys.argv[1])):
 """
 
 
-def test_a_second_command_is_refused_and_a_dead_one_is_no_hindrance(tmp_path: Path) -> None:
+def test_a_second_command_is_refused_and_a_dead_one_is_not_a_hindrance(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         try:
@@ -213,7 +213,7 @@ def test_a_second_command_is_refused_and_a_dead_one_is_no_hindrance(tmp_path: Pa
         assert len(store) == 0
 
 
-def test_a_full_disk_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch) -> None:
+def test_a_full_disk_does_not_change_the_store(tmp_path: Path, monkeypatch) -> None:
     fill(tmp_path, 2)
     before = (tmp_path / POINTS).read_bytes()
 

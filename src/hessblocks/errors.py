@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
+from numbers import Integral
 from pathlib import Path
 
 CONTAINER = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -88,6 +89,24 @@ def check_name(kind: str, name: str, choices: Iterable[str]) -> None:
     """
     if name not in (names := list(choices)):
         raise unknown_name(kind, name, names)
+
+
+def check_whole(least: int | None = None, /, **values: object) -> None:
+    """Refuse arguments, given by name, that are not whole numbers, or are below the least.
+
+    Raises:
+        ArgumentError: a value is not such a number.
+
+    Examples:
+        >>> check_whole(1, probes=0)
+        Traceback (most recent call last):
+        hessblocks.errors.ArgumentError: probes: expected a whole number of at least 1, got 0
+    """
+    for name, value in values.items():
+        integer = isinstance(value, Integral) and not isinstance(value, bool)
+        if not integer or (least is not None and value < least):  # type: ignore[operator]
+            words = "" if least is None else f" of at least {least}"
+            raise ArgumentError(f"{name}: expected a whole number{words}, got {value!r}")
 
 
 def check_extra(feature: str, extra: str, *packages: str, distribution: str = "hessblocks") -> None:

@@ -247,6 +247,38 @@ def test_fine_rounding_costs_what_is_forecast(family: str) -> None:
     assert all(0.7 < row["ratio"] < 1.4 for row in check.to_rows()), check.to_rows()
 
 
+class Flip(nn.Module):
+    """A sum that flips a tanh, which is flat but near 0, beside a smooth function of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.flip, self.smooth = nn.Linear(4, 1), nn.Linear(1, 3), nn.Linear(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.read(x)
+        flipped: Tensor = self.flip(torch.tanh(1000 * total)) + self.smooth(total)
+        return flipped
+
+
+def test_where_a_tiny_step_flips_the_measured_divergence_of_that_piece_counts() -> None:
+    torch.manual_seed(0)
+    model, x = Flip().double(), torch.randn(16, 4).double() + 2
+    model.read.weight.data.abs_()
+    x[5, 0] -= model.read(x[5]).item() / model.read.weight[0, 0].item()  # there the sum is 0
+    problem = hb.Problem(model, [(x, torch.zeros(16, dtype=torch.long))], loss="classification")
+    changes = hb.activation_changes(model, "read", bits=4)
+    draws = hb.price(problem, changes, samples=16).draws
+    assert draws.ruling is not None
+    assert draws.ruling.tolist() == [5]
+    with torch.no_grad():
+        step = x[5].abs().max() / 7
+        before, after = (model(v).log_softmax(-1) for v in (x[5], (x[5] / step).round() * step))
+    divergence = (before.exp() * (before - after)).sum() / 16
+    torch.testing.assert_close(draws.by_piece(draws.squares)[5, 0] / 2, divergence)
+    whole = hb.price(problem, changes, samples=16)
+    assert "(1 of 16 pieces of text by their measured KL: a quadratic fails there)" in str(whole)
+
+
 def test_inputs_of_modules_are_rounded_alone() -> None:
     model, data = built(), text(rows=16)
     changes = hb.activation_changes(model, "*.down_proj", "*.q_proj", bits=(4, 8))
@@ -289,7 +321,7 @@ def test_a_format_rounds_along_a_head() -> None:
     x = torch.randn(1, 1, 3, 64)
     change = next(iter(changes.values()))
     assert torch.equal(change.grid.new(x), hb.formats()["mlx:4"].rounded(x))
-    with pytest.raises(ArgumentError, match="does not fit rows of 4 entries"):
+    with pytest.raises(ArgumentError, match="cannot hold rows of 4 entries"):
         hb.cache_changes(built(), keys="mlx:4")
 
 
@@ -386,13 +418,13 @@ def test_sums_and_allocations() -> None:
     assert chosen.total.bits is not None
     assert chosen.bits == chosen.total.bits <= 3.0
     assert chosen.bytes == 6
-    with pytest.raises(ArgumentError, match="touch no entry in common"):
+    with pytest.raises(ArgumentError, match="no two that change the same entries"):
         bill.sum()
     all_heads = hb.cache_changes(model, keys=2)
     both = hb.price(hb.Problem(model, data), {**changes, **all_heads})
-    with pytest.raises(ArgumentError, match="touch no entry in common"):
+    with pytest.raises(ArgumentError, match="no two that change the same entries"):
         both.sum([next(iter(all_heads)), next(iter(changes))])
-    with pytest.raises(ArgumentError, match="of no storage format"):
+    with pytest.raises(ArgumentError, match="has no storage format"):
         chosen.save("cache.gguf")
 
 
@@ -417,7 +449,7 @@ def test_what_cannot_be_priced_is_refused() -> None:
     problem = hb.Problem(model, data)
     with pytest.raises(ArgumentError, match="activations alone or weights alone"):
         hb.price(problem, {**weights, **cache})
-    with pytest.raises(ArgumentError, match="only the diagonal"):
+    with pytest.raises(ArgumentError, match="'diagonal' alone"):
         hb.price(problem, cache, form="mixture")
     torch.manual_seed(0)
     bloom = AutoModelForCausalLM.from_config(
@@ -446,10 +478,14 @@ def test_what_cannot_be_priced_is_refused() -> None:
 
 def test_text_of_less_than_a_block_is_refused() -> None:
     model, changes = built(), hb.cache_changes(built(), keys=2, per="channel")
-    with pytest.raises(ArgumentError, match="nothing in fewer than 32 tokens, and a batch has 31"):
+    with pytest.raises(
+        ArgumentError, match="needs windows of at least 32 tokens, and a batch has 31"
+    ):
         hb.price(hb.Problem(model, text(4, 31)), changes)
     bill = hb.price(hb.Problem(model, text(4, 32)), changes)
-    with pytest.raises(ArgumentError, match="nothing in fewer than 32 tokens, and a batch has 7"):
+    with pytest.raises(
+        ArgumentError, match="needs windows of at least 32 tokens, and a batch has 7"
+    ):
         bill.check(2, text())
 
 
@@ -467,5 +503,5 @@ def test_a_module_that_runs_twice_or_never_is_refused() -> None:
     problem = hb.Problem(model, (torch.randn(8, 4), torch.randint(4, (8,))), "classification")
     with pytest.raises(ArgumentError, match="more than once in a pass"):
         hb.price(problem, hb.activation_changes(model, "twice"))
-    with pytest.raises(ArgumentError, match="not computed in any pass"):
+    with pytest.raises(ArgumentError, match="is 0 or unused in these batches"):
         hb.price(problem, hb.activation_changes(model, "never"))

@@ -28,7 +28,7 @@ def text(rows: int = 12) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("rows", [3, 8])
-def test_it_is_the_diagonal_of_the_products_with_every_sample(rows: int) -> None:
+def test_the_diagonal_is_that_of_the_products_with_every_sample(rows: int) -> None:
     """Few rows are cut by tokens, and have several samples each."""
     model, problem = language(rows)
     changes = hb.change_each(model, hb.rounded(bits=2), hb.rounded(bits=4))
@@ -54,9 +54,9 @@ def test_its_error_bar_covers_the_spread_over_seeds() -> None:
         assert float(values.mean()) == pytest.approx(exact, rel=0.15)
 
 
-def test_what_is_no_rounding_needs_the_full_form() -> None:
+def test_what_is_not_rounding_needs_the_full_form() -> None:
     model, problem = language()
-    with pytest.raises(ArgumentError, match="only changes that round can"):
+    with pytest.raises(ArgumentError, match="prices roundings alone"):
         hb.price(problem, hb.change_each(model, hb.pruned(share=0.1)), form="diagonal")
 
 
@@ -105,7 +105,7 @@ def test_a_format_that_fits_nothing_and_stored_columns_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"'mlx:44'.*mlx:4"):
         hb.in_format("mlx:44")
     model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=1, n_head=2, vocab_size=64))
-    with pytest.raises(ArgumentError, match="stores weights transposed"):
+    with pytest.raises(ArgumentError, match="stores its weights transposed"):
         hb.change_each(model, hb.in_format("mlx:4"))
 
 

@@ -5,7 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+)
 
 import hessblocks as hb
 from hessblocks.bill import secant
@@ -54,7 +63,30 @@ def test_no_forecast_that_is_wrong_by_two_is_trusted_where_experts_are_chosen(sc
     assert all(row["outside"] for row in rows if not 0.5 <= row["ratio"] <= 2)
 
 
-def test_all_experts_of_all_are_no_choice():
+def test_a_router_that_takes_the_largest_by_max_chooses():
+    torch.manual_seed(0)
+    sizes = {**SIZES, "intermediate_size": 24}
+    model = PhimoeForCausalLM(PhimoeConfig(**sizes, num_local_experts=8, num_experts_per_tok=2))
+    assert chooses(hb.Problem(model.eval(), text(0), loss="causal-lm"))
+
+
+def test_what_one_flip_costs_on_other_text_is_not_trusted():
+    torch.manual_seed(0)
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    config = Qwen2MoeConfig(**SIZES, **experts, shared_expert_intermediate_size=24)
+    model = Qwen2MoeForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5 if parameter.ndim > 1 else 1)
+    changes = hb.change_each(model, hb.rounded(bits=4))
+    some = {n: c for n, c in changes.items() if "layers.0" in n and "shared_expert" in n}
+    bill = hb.price(hb.Problem(model, text(0), loss="causal-lm"), some, 16)
+    rows = bill.check(list(bill), text(1)).to_rows()
+    assert all(row["outside"] for row in rows if not 0.5 <= row["ratio"] <= 2)
+    assert all(price.outside for price in bill.values() if price.forecast.value < 4e-5)
+
+
+def test_all_experts_chosen_of_all_are_not_a_choice():
     model = mixtral(8)
     bill = bill_of(model, (4, 8))
     assert not chooses(bill.problem)
@@ -128,7 +160,7 @@ class Experts(torch.nn.Module):
         return self.head(sum(parts))
 
 
-def test_experts_that_no_token_reaches_are_said_and_get_their_most_bits():
+def test_experts_that_no_token_reaches_are_reported_and_get_their_most_bits():
     model = Experts()
     ids = torch.randint(3, (8, 12), generator=torch.Generator().manual_seed(0))
     changes = hb.change_each(model, *(hb.rounded(bits=bits) for bits in (2, 3, 4)))
@@ -159,4 +191,6 @@ def test_a_check_tells_how_many_are_near_and_the_worst_that_is_trusted():
     rows = check.to_rows()
     near = sum(0.8 <= row["ratio"] <= 1.25 for row in rows) / len(rows)
     worst = max((row["ratio"] for row in rows), key=lambda ratio: abs(math.log(ratio)))
-    assert f"{near:.0%} from 0.8 to 1.25, the worst among the trusted {worst:.3g}" in str(check)
+    assert f"{100 * near:.0f} % from 0.8 to 1.25, the worst among the trusted {worst:.3g}" in str(
+        check
+    )

@@ -103,7 +103,7 @@ def test_changes_that_need_each_other_are_made_at_once() -> None:
         ("attention.query=rotary", "attention.query: 'rotary' is unknown"),
         ("position=none", "position: 'none' is unknown"),
         ("attention.shaping.alpha=2", "attention.shaping: holds None, which has no fields"),
-        ("width=16", "width: a size that presets depend on; give it by its own name, width"),
+        ("width=16", "width: is a size, which presets depend on, not a slot; give it as width="),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(slot: str, message: str) -> None:
@@ -136,7 +136,7 @@ class Stretched(Position, kind="stretched-position"):
 
 
 @pytest.mark.bad_input
-def test_parts_of_ones_own_that_no_word_can_give_are_refused() -> None:
+def test_parts_of_the_user_that_no_word_can_give_are_refused() -> None:
     with pytest.raises(ArgumentError, match="stretched-position has no defaults"):
         changed("position=stretched")
     mine = with_slots(PRE_LN, {"position": Stretched(factor=2.0)})

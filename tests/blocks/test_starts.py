@@ -107,7 +107,7 @@ def test_one_matrix_scores_leave_the_key_as_either_start_has_it() -> None:
         ),
     ],
 )
-def test_what_is_no_start_is_refused(make, message: str) -> None:
+def test_what_is_not_a_start_is_refused(make, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()
 

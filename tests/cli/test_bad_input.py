@@ -146,7 +146,7 @@ def test_a_folder_with_another_run_is_left_as_it_is(shell: Shell, tmp_path: Path
     } == before
 
 
-def test_the_traceback_is_shown_where_it_is_asked_for(shell: Shell, tmp_path: Path) -> None:
+def test_the_traceback_is_shown_on_request(shell: Shell, tmp_path: Path) -> None:
     outcome = shell.compare(tmp_path / "out", "--heads", 3, "--traceback")
     assert outcome.status == 2
     assert "Traceback (most recent call last)" in outcome.errors
@@ -154,7 +154,7 @@ def test_the_traceback_is_shown_where_it_is_asked_for(shell: Shell, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default:cache")  # shown, as a user sees it
-def test_a_damaged_cache_is_said_and_built_again(
+def test_a_damaged_cache_is_reported_and_built_again(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))

@@ -1,5 +1,6 @@
 """Off a terminal a stage tells that it goes on."""
 
+import re
 import time
 
 import pytest
@@ -17,4 +18,6 @@ def test_a_long_stage_says_so_now_and_then(
     *told, last = capsys.readouterr().err.splitlines()
     assert last.startswith("work: 0.")
     assert told
-    assert all(line == "work: 0 s so far" for line in told)
+    assert all(
+        re.fullmatch(r"work: \d+ s so far", line) for line in told
+    )  # seconds on a busy machine

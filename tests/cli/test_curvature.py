@@ -492,7 +492,7 @@ def test_tokens_beyond_the_context_are_refused(shell: Shell, saved: Path, tmp_pa
     assert "--tokens: 17 are longer than the context of 16" in sentence(outcome)
 
 
-def test_a_loss_that_is_not_finite_is_said_and_finished_groups_are_kept(
+def test_a_loss_that_is_not_finite_is_reported_and_finished_groups_are_kept(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = curvature_run.CurvatureRun._measure

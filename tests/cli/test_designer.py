@@ -142,8 +142,8 @@ def test_a_file_is_a_block_under_its_name(shell: Shell, text: Path, tmp_path: Pa
     [
         (["sas[key_value_heads=1]"], "sas[key_value_heads=1]: key_value_heads: attention's value"),
         (["sas[mlp.gated"], "expected NAME[SLOT=VALUE,...], such as sas[mlp.gated=true], got"),
-        (["sas[width=64]"], "width: a size that presets depend on"),
-        (["OLD"], "holds no block that this version knows (field of block: 'colour' is unknown"),
+        (["sas[width=64]"], "width: is a size, which presets depend on"),
+        (["OLD"], "is not a block that this version reads (field of block: 'colour' is unknown"),
         (["MINE,OTHER/mine.json"], "there are two blocks called 'mine'; rename"),
         (["MINE,pre-ln", "--width", "64"], "width: mine has a width of 32, got 64"),
         (["missing.json"], "missing.json is not a file; give one that exists."),
@@ -151,7 +151,7 @@ def test_a_file_is_a_block_under_its_name(shell: Shell, text: Path, tmp_path: Pa
         (["sas,sas"], "--presets: expected one or more, each once, got sas, sas."),
     ],
 )
-def test_what_is_no_comparison_is_refused_in_a_sentence(
+def test_what_is_not_a_comparison_is_refused_in_a_sentence(
     shell: Shell, text: Path, tmp_path: Path, words: list[str], message: str
 ) -> None:
     block = hb.preset("pre-ln", width=32, heads=2).to_dict()

@@ -74,7 +74,7 @@ def test_the_file_has_the_mixs_size_and_costs_less(place: Path) -> None:
     assert summary["size"] == (place / "model.gguf").stat().st_size
 
 
-def test_its_weights_and_its_kl_are_those_that_are_told(place: Path) -> None:
+def test_weights_and_kl_are_those_that_are_reported(place: Path) -> None:
     model, tokenizer = hb.load(place / "tiny.gguf")
     again, _ = hb.load(place / "model.gguf")
     with (place / "out" / "allocation.csv").open(newline="") as file:
@@ -219,7 +219,7 @@ def test_what_no_sample_reaches_does_not_end_the_call_after_the_file(
     assert (tmp_path / "out" / "report.html").exists()
 
 
-def test_a_file_that_differs_from_what_was_priced_is_told(
+def test_a_file_that_differs_from_what_was_priced_is_reported(
     shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def other(*given: Any) -> Any:
@@ -232,18 +232,18 @@ def test_a_file_that_differs_from_what_was_priced_is_told(
     out = shutil.copytree(place / "out", tmp_path / "out")
     outcome = shell(*words(place, str(tmp_path / "bad.gguf"))[:-1], out, "--bits", "9")
     assert outcome.status == 1
-    assert "up_proj.weight reads back otherwise than priced" in sentence(outcome)
+    assert "up_proj.weight reads back differently than priced" in sentence(outcome)
 
 
 @pytest.mark.parametrize(
     ("file", "more", "said"),
     [
-        ("x.gguf", [], "--size-of: give one of --size-of, --bytes, --bits and --nats"),
-        ("x.gguf", ["--bits", "5", "--nats", "1"], "--size-of: give one of"),
+        ("x.gguf", [], "--size-of: give only one of --size-of, --bytes, --bits, --nats"),
+        ("x.gguf", ["--bits", "5", "--nats", "1"], "--size-of: give only one of"),
         ("x.gguf", ["--bytes", "90X"], "--bytes: expected a size such as 90M, got '90X'"),
-        ("x.gguf", ["--bytes", "1k"], r"--bytes: the file can have \S+M to \S+M .* not 0.001M"),
-        ("x.gguf", ["--bits", "16"], "--bits: the file can have .* in these formats"),
-        ("x.gguf", ["--nats", "1e-9"], "nats: the least within reach"),
+        ("x.gguf", ["--bytes", "1k"], r"--bytes: expected \S+M to \S+M .* got 0.001M"),
+        ("x.gguf", ["--bits", "16"], "--bits: expected .* in these formats"),
+        ("x.gguf", ["--nats", "1e-9"], "nats: expected at least"),
         ("x.gguf", ["--size-of", "Q9"], "--size-of: .*'Q9'.*IQ4_NL"),
         ("x.bin", MIX, r"FILE: --to gguf writes a name that ends in .gguf"),
         ("x.gguf", [*MIX, "--to", "torchao"], "FILE: --to torchao writes a folder"),

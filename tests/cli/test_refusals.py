@@ -89,7 +89,7 @@ def test_a_mistake_is_answered_by_a_sentence(
 
 
 @pytest.mark.slow
-def test_a_full_standard_output_is_said() -> None:
+def test_a_full_standard_output_is_reported() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     with Path("/dev/full").open("w", encoding="utf-8") as full:
@@ -105,7 +105,7 @@ def test_a_full_standard_output_is_said() -> None:
     assert "Traceback" not in run.stderr
 
 
-def test_a_failed_allocation_is_said(
+def test_a_failed_allocation_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def full(*_: object, **__: object) -> None:

@@ -92,13 +92,13 @@ def test_of_a_folder_of_runs_the_runs_are_named(shell: Shell, tmp_path: Path) ->
     assert sentence(refused).endswith(f"--out; such are {tmp_path / 'a'}, {tmp_path / 'b'}")
 
 
-def test_what_is_no_run_is_refused(shell: Shell, tmp_path: Path) -> None:
+def test_what_is_not_a_run_is_refused(shell: Shell, tmp_path: Path) -> None:
     outcome = shell("report", tmp_path)
     assert outcome.status == 2
     assert sentence(outcome).startswith(f"hessblocks: DIR: {tmp_path} has no config.json")
 
 
-def test_a_model_that_was_changed_after_training_is_said_where_it_is_measured(
+def test_a_model_that_was_changed_after_training_is_reported_where_it_is_measured(
     shell: Shell, trained: Path, tmp_path: Path
 ) -> None:
     out = Path(shutil.copytree(trained, tmp_path / "out"))
@@ -161,7 +161,7 @@ def measured(shell: Shell, places: Path) -> Path:
     return places / "out"
 
 
-def test_a_norm_that_is_no_number_is_said_and_the_others_stay(
+def test_a_norm_that_is_not_finite_is_reported_and_the_others_stay(
     shell: Shell, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hessblocks.storage import load_curvature

@@ -191,7 +191,7 @@ def test_infinite_conditions_are_drawn_nowhere_and_null_in_json(tmp_path: Path) 
 
 @pytest.mark.parametrize("text", ["", "model,layer\nx,y\n",
     "model,seed,layer,quantity,role,value\nm,0,0,norm,,many\n"])  # fmt: skip
-def test_damaged_results_are_said(tmp_path: Path, text: str) -> None:
+def test_damaged_results_are_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "results.csv").write_text(text)
     if not text:
         assert write_signal_figures(tmp_path) == []
@@ -202,7 +202,7 @@ def test_damaged_results_are_said(tmp_path: Path, text: str) -> None:
         write_signal_figures(tmp_path)
 
 
-def test_missing_results_are_said(tmp_path: Path) -> None:
+def test_missing_results_are_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"results\.csv: cannot be read"):
         write_signal_figures(tmp_path)
 

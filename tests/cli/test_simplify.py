@@ -136,7 +136,7 @@ def test_a_target_that_the_family_or_the_tokeniser_lacks_is_refused_at_once(
     byte_level(SMOL).save_pretrained(tmp_path / "gpt2")
     command = [*words(place, tmp_path / "out"), "--to", "gguf"]
     command[1] = tmp_path / "gpt2"
-    assert "tokens beyond the vocabulary" in sentence(shell(*command))
+    assert "ids that the model lacks" in sentence(shell(*command))
     config.vocab_size = 300
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
     assert "layer 0 is not one of Llama's" in sentence(shell(*command))
@@ -251,7 +251,7 @@ def test_an_interrupted_call_goes_on_and_ends_the_same(
     assert (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns == kept
 
 
-def test_a_full_disk_is_said(
+def test_a_full_disk_is_reported(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     shutil.copytree(place / "out", tmp_path / "out")
@@ -281,6 +281,42 @@ def test_another_target_or_healing_needs_no_new_table(
     assert tables[0] == tables[1]  # columns too, though all rows come from the store
     other = shell(*words(place, tmp_path / "out"), "--sequences", "5")
     assert (other.status, "with other settings (sequences" in sentence(other)) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("changed", "has another config.json than was written"),
+        ("added", "holds notes.txt, which is not one of its files"),
+        ("another's", "has no seal.json"),
+        ("another run's", "is of another run"),
+        ("a file", "is absent"),
+    ],
+)
+def test_a_model_that_this_run_did_not_write_is_not_replaced(
+    case: str, said: str, place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    shutil.copytree(place / "out", tmp_path / "out")
+    model = tmp_path / "out" / "model"
+    if case == "changed":
+        (model / "config.json").write_text((model / "config.json").read_text() + " ")
+    elif case == "added":
+        (model / "notes.txt").write_text("mine")
+    else:
+        shutil.rmtree(model)
+        if case == "another's":
+            llama(model)
+        elif case == "a file":
+            model.write_text("mine")
+        else:
+            other = words(place, tmp_path / "other", "--kinds", "mlp units", "--steps", "0")
+            assert shell(*other).status == 0
+            shutil.copytree(tmp_path / "other" / "model", model)
+    files = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    del files[tmp_path / "out" / "config.json"]  # has the new number of steps
+    told = shell(*words(place, tmp_path / "out"), "--steps", "0")
+    assert (told.status, f"model would be replaced, but {said}" in sentence(told)) == (2, True)
+    assert all(path.read_bytes() == content for path, content in files.items())
 
 
 def test_another_text_of_the_same_length_is_refused(

@@ -66,6 +66,7 @@ SLIPS = {
     "train sas --vocab-size 100": "--vocab-size: expected at least 257",
     "train sas --accumulate 3": "--batch-size: 8 sequences cannot be divided evenly",
     "compare --curvature-tokens 500 --signal-every 5": "--curvature-tokens: 500 are longer than",
+    "compare --context 16": "32 are longer than the context of 16; add --curvature-tokens 16",
     # names
     "train sasp": "PRESET: 'sasp' is unknown; did you mean 'sas-p'",
     "train model": "PRESET: model is a file or folder, not a block",
@@ -76,7 +77,7 @@ SLIPS = {
     "train sas --report-to wandbb": "--report-to: 'wandbb' is unknown; did you mean 'wandb'",
     "trian sas": 'Unknown command "trian"',
     # what is written
-    f"{QUANTISE}": "--size-of: give one of --size-of, --bytes, --bits and --nats",
+    f"{QUANTISE}": "--size-of: give only one of --size-of, --bytes, --bits, --nats",
     f"{QUANTISE} --bytes 90X": "--bytes: expected a size such as 90M, got '90X'",
     "quantise model new.bin --data code.txt --size-of Q4_0": "FILE: --to gguf writes a name that",
     "train sas --out code.txt": "--out: code.txt cannot be written .*code.txt is a file",

@@ -260,7 +260,7 @@ def test_of_a_command_that_is_not_recorded_the_page_says_nothing(
     assert "command.json: damaged" in sentence(shell("report", out))
 
 
-def test_words_that_are_said_again_are_quoted(shell: Shell, tmp_path: Path) -> None:
+def test_words_that_are_repeated_are_quoted(shell: Shell, tmp_path: Path) -> None:
     folder = tmp_path / "my texts"
     folder.symlink_to(shell.code)
     few = ("--presets", "sas", "--depth", 1, "--steps", 4, "--curvature-tokens", 4)

@@ -155,7 +155,7 @@ CASTING: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", CASTING)
-def test_a_cast_inside_a_model_in_float64_is_said_once_with_what_it_costs(name: str) -> None:
+def test_a_cast_inside_a_model_in_float64_is_reported_once_with_what_it_costs(name: str) -> None:
     model, batch = model_of(CASTING[name](), experts_implementation="eager"), tokens(2)
     problem, last = hb.Problem(model, batch), list(hb.parameter_groups(model).values())[-1]
     with pytest.warns(
@@ -183,7 +183,7 @@ def weights_of(problem: hb.Problem) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", HALF)
-def test_half_precision_is_said_once_with_its_rounding(name: str, dtype: torch.dtype) -> None:
+def test_half_precision_is_reported_once_with_its_rounding(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1, bias=False)).to(dtype)
     batch = torch.randn(4, 3).to(dtype), torch.randn(4, 1).to(dtype)

@@ -66,7 +66,7 @@ def test_the_block_of_a_named_group_is_that_of_the_dense_hessian() -> None:
         ({"a": "frist.weight"}, "matches nothing; near: first.weight"),
         ({"a": "frozen"}, "matches nothing"),
         ({"a": "first.weight[0:1, 0:1, 0:1]"}, "3 slices, 'first.weight' has 2 axes"),
-        ({"a": "first.weight[9:]"}, "is empty for 'first.weight'"),
+        ({"a": "first.weight[9:]"}, "of 'first.weight' is empty"),
         ({"a": "first.weight[x:]"}, "not start:stop:step"),
         ({"a": "first.weight[::-1]"}, "backwards"),
         ({"a": "first.*", "b": "first.bias"}, "'b' shares entries of 'first.bias'"),
@@ -97,7 +97,7 @@ def test_a_group_of_known_parameters_keeps_role_and_layer(
     assert (group.role, group.layer) == (role, layer)
 
 
-def test_what_is_no_pattern_on_names_is_refused() -> None:
+def test_what_is_not_a_pattern_on_names_is_refused() -> None:
     model = CASES["classification"]().model
     for given in (3, {"mine": 3}, {"mine": ["first.*", 3]}):
         with pytest.raises(ArgumentError, match=r"groups: expected (a dict|patterns).*got"):

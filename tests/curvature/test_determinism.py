@@ -141,7 +141,7 @@ class Trembling(nn.Module):
 
 
 @pytest.mark.parametrize("share", [0.0, 3e-5, 9e-5, 1.2e-4, 1e-3])
-def test_a_change_above_a_ten_thousandth_is_no_rounding(share: float) -> None:
+def test_a_change_above_a_ten_thousandth_is_not_rounding(share: float) -> None:
     logits = Trembling(share).double()
     x = torch.randn(1, 3).double()
     first, second = (Readout(hidden=logits(x).detach()) for _ in range(2))

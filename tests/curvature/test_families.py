@@ -234,7 +234,7 @@ def test_classification_of_a_language_model_is_refused() -> None:
         )
 
 
-def test_pixels_that_are_no_numbers_are_refused() -> None:
+def test_pixels_that_are_not_finite_are_refused() -> None:
     images = torch.full((1, 3, 4, 4), torch.nan).double()
     with pytest.raises(ArgumentError, match="not finite on this batch"):
         hb.exact_last_block(

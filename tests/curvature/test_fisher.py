@@ -284,7 +284,7 @@ def test_a_loss_without_a_distribution_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [hb.EmpiricalFisher, hb.MonteCarloFisher])
-def test_a_callable_and_what_is_no_problem_are_refused(kind: Any) -> None:
+def test_a_callable_and_what_is_not_a_problem_are_refused(kind: Any) -> None:
     with pytest.raises(ArgumentError, match="a callable does not tell which outputs belong"):
         kind(CASES["callable"]().problem)
     with pytest.raises(ArgumentError, match=r"expected hessblocks\.Problem"):
@@ -293,5 +293,5 @@ def test_a_callable_and_what_is_no_problem_are_refused(kind: Any) -> None:
 
 @pytest.mark.parametrize("samples", [0, -1, 1.5, True])
 def test_samples_are_a_whole_number(samples: Any) -> None:
-    with pytest.raises(ArgumentError, match="samples: expected a whole number above 0"):
+    with pytest.raises(ArgumentError, match="samples: expected a whole number of at least 1"):
         hb.MonteCarloFisher(solved("gpt2")[0].problem, samples=samples)

@@ -72,7 +72,7 @@ def test_later_passes_begin_with_the_mode_that_fits(kind: type[Counted], tried: 
 
 
 @pytest.mark.parametrize("kind", [Counted, LooksAtLogits, Differentiates])
-def test_logits_are_made_at_once_where_they_are_asked_for(kind: type[Counted]) -> None:
+def test_logits_are_made_at_once_on_request(kind: type[Counted]) -> None:
     problem: Any = hb.Problem(kind(), [(X, Y)], loss="classification")
     readout = problem.without_lazy_logits().forward(problem.batches[0], problem.parameters)[0]
     assert readout.weight is None

@@ -322,7 +322,7 @@ def test_an_entry_that_a_model_may_ignore_is_named_once(name: str, message: str)
     assert problem.value() == value
 
 
-def test_an_entry_for_the_loss_alone_is_no_mistake() -> None:
+def test_an_entry_for_the_loss_alone_is_not_a_mistake() -> None:
     def losses(outputs: Tensor, batch: Any) -> Tensor:
         return outputs.square().mean((1, 2)) * batch["weights"]
 

@@ -204,7 +204,7 @@ def test_only_what_is_trained_has_a_block(name: str, groups: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["sas", "gpt2"])
-def test_the_model_is_left_as_it_was(name: str) -> None:
+def test_the_model_is_not_changed(name: str) -> None:
     case = case_of(name)
     case.model.train()
     for module in case.model.modules():
@@ -265,7 +265,7 @@ def test_the_output_layer_is_run_on_a_few_tokens_alone(name: str) -> None:
                 ),
                 tokens(1),
             ),
-            ["norms of queries and keys only if these have a matrix each"],
+            ["norms of queries and keys only with a matrix each"],
         ),
         (
             lambda: (

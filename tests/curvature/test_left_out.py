@@ -119,7 +119,7 @@ def test_a_decoder_whose_first_token_is_not_known_gets_none(lacking: str) -> Non
     assert _shifted(model, IDS) is None  # type: ignore[arg-type]
 
 
-def test_a_model_that_is_no_encoder_decoder_is_refused() -> None:
+def test_a_model_that_is_not_an_encoder_decoder_is_refused() -> None:
     model = Balanced(None)
     model.config = SimpleNamespace(decoder_start_token_id=1, pad_token_id=0)  # type: ignore[assignment]
     with pytest.raises(ArgumentError, match="expects an encoder-decoder"):

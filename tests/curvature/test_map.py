@@ -235,7 +235,7 @@ class Sum(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.UnknownRoleWarning")
 @pytest.mark.parametrize("sign", everyday([1.0, -1.0, 1e-3], 1.0))
-def test_a_block_that_signs_miss_is_no_zero(sign: float) -> None:
+def test_a_block_that_signs_miss_is_not_a_zero(sign: float) -> None:
     model = Sum(sign)
     x = torch.ones(1, 1, dtype=torch.float64)
     problem = Problem(model, (x, x), "regression")

@@ -115,7 +115,9 @@ class Biased(nn.Module):
 
 
 @pytest.mark.parametrize(("tokens", "biased"), [(511, True), (512, False), (512, True)])
-def test_plain_attention_is_said_where_its_memory_can_be_helped(tokens: int, biased: bool) -> None:
+def test_plain_attention_is_reported_where_its_memory_can_be_helped(
+    tokens: int, biased: bool
+) -> None:
     model = Biased(tokens, biased=biased)
     batch = (torch.randn(1, tokens, 2), torch.zeros(1, 2))
     with warnings.catch_warnings(record=True) as caught:
@@ -127,7 +129,7 @@ def test_plain_attention_is_said_where_its_memory_can_be_helped(tokens: int, bia
     assert all("take shorter sequences" in str(one.message) for one in said)
 
 
-def test_short_attention_goes_without_saying_and_modes_are_restored() -> None:
+def test_short_attention_is_not_reported_and_modes_are_restored() -> None:
     case, _ = prepared("gpt2")
     case.model.train()
     case.model.transformer.h[0].eval()
@@ -215,7 +217,7 @@ def test_the_trace_of_a_problem_is_that_of_dense_autodiff() -> None:
 
 @pytest.mark.parametrize("given", [torch.eye(3), nn.Linear(2, 2), None], ids=type)
 @pytest.mark.parametrize("name", ON_A_PROBLEM)
-def test_what_is_no_operator_is_refused_in_a_sentence(name: str, given: object) -> None:
+def test_what_is_not_an_operator_is_refused_in_a_sentence(name: str, given: object) -> None:
     with pytest.raises(
         ArgumentError, match=r"expected an operator, such as hb\.Hessian\(problem\)"
     ):

@@ -295,7 +295,7 @@ def test_a_mask_that_is_changed_in_place_is_followed() -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_zeros_of_a_mask_that_is_added_are_no_padding() -> None:
+def test_zeros_of_a_mask_that_is_added_are_not_padding() -> None:
     torch.manual_seed(0)
     batch = labelled(padded("right"))
     added = batch | {"attention_mask": torch.where(batch["attention_mask"] == 0, -1e9, 0.0)}

@@ -318,7 +318,7 @@ CHANCE: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANCE)
-def test_chance_in_model_and_data_is_said(name: str) -> None:
+def test_chance_in_model_and_data_is_reported(name: str) -> None:
     model, options, sentence = CHANCE[name]
     model, data, *_ = loader(model, **options)
     with warnings.catch_warnings(record=True) as said:
@@ -339,7 +339,7 @@ def test_a_mapping_in_one_piece_may_be_cut() -> None:
     assert (hb.Hessian(tight, group).dense() - expected).norm() <= 1e-12 * expected.norm()
 
 
-def test_names_that_a_model_does_not_take_are_said() -> None:
+def test_names_that_a_model_does_not_take_are_reported() -> None:
     model, x = Two().double(), torch.ones(2, 3, dtype=torch.float64)
     with pytest.raises(hb.RunError, match=r"batch 0 .*TypeError: .* argument 'z'"):
         hb.Problem(model, [{"x": x, "z": x, "labels": x}], "regression").value()

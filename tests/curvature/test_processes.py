@@ -40,7 +40,7 @@ def alone() -> dict[str, Any]:
     return found(CASES["pre-ln"](), None)
 
 
-def test_two_processes_find_what_one_finds(together: dict[str, Any]) -> None:
+def test_two_processes_agree_with_one(together: dict[str, Any]) -> None:
     one, shared = alone(), together["batches"]
     assert shared["value"] == pytest.approx(one["value"], rel=1e-13)
     assert shared["norms"] == pytest.approx(one["norms"], rel=1e-12)
@@ -140,7 +140,7 @@ def test_the_shares_of_the_processes_are_all_passes_once(count: int) -> None:
     assert passes[Processes(rank=0, count=count).turns] == passes  # of a sharded model
 
 
-def test_whatever_goes_wrong_the_other_processes_are_told() -> None:
+def test_other_processes_are_told_of_any_error() -> None:
     model = stir(hb.build("pre-ln", depth=1, width=4, heads=2, vocab_size=7, context=6))
     group = next(iter(parameter_groups(model).values()))
     problem = Problem(model, {"input_ids": torch.ones(2, 5, dtype=torch.long)})

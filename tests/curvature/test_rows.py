@@ -142,7 +142,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("rows", [2, HEADS, 6])
-def test_an_entry_that_is_no_rows_is_refused_or_does_no_harm(
+def test_an_entry_that_is_not_rows_is_refused_or_does_no_harm(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = stir(Biased())
@@ -152,7 +152,7 @@ def test_an_entry_that_is_no_rows_is_refused_or_does_no_harm(
         expected = product(model, [entries(rows, bias)])
     assert torch.allclose(product(model, [entries(rows, bias[None])]), expected)
     if rows == HEADS:
-        with pytest.raises(ArgumentError, match=r"batches: batch 0 .*an axis of one in front"):
+        with pytest.raises(ArgumentError, match=r"batches: batch 0 .*a first axis of length 1"):
             product(model, [entries(rows, bias)])
     else:
         assert torch.allclose(product(model, [entries(rows, bias)]), expected)
@@ -267,7 +267,7 @@ def test_all_processes_refuse_what_one_of_them_compares(
 
 
 @pytest.mark.usefixtures("one_by_one")
-def test_a_tie_that_rounding_breaks_is_no_dependence() -> None:
+def test_a_tie_that_rounding_breaks_is_not_dependence() -> None:
     model = Tied().double().eval()
     assert product(model, [points(6)]).isfinite().all()
 
@@ -285,7 +285,7 @@ def test_classes_that_are_masked_hide_no_dependence() -> None:
 
 @pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_what_rounding_explains_is_no_dependence(dtype: torch.dtype) -> None:
+def test_what_rounding_explains_is_not_dependence(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU())]
     model = nn.Sequential(*layers, nn.Linear(64, 3)).to(dtype)

@@ -338,7 +338,7 @@ def test_norms_of_own_blocks_are_those_of_the_map() -> None:
     }
 
 
-def test_the_way_is_chosen_by_its_cost_and_said() -> None:
+def test_the_way_is_chosen_by_its_cost_and_reported() -> None:
     case = case_of("gpt2")
     groups = parameter_groups(case.model)
     problem = case.problem

@@ -248,7 +248,7 @@ class Grows(nn.Module):
         return found
 
 
-def test_what_a_pass_itself_keeps_is_no_change() -> None:
+def test_what_a_pass_itself_keeps_is_not_a_change() -> None:
     problem = hb.Problem(stir(Grows()), [(X, Y)], loss="classification")
     vector = torch.ones(16).double()
     with problem.kept():

@@ -104,7 +104,7 @@ def steer(model: Any) -> None:
         ("llama", scale_logits, "logits are not what its output layer gives"),
         ("llama", cap_logits, "output layer"),
         ("qwen2", freeze_query_weight, "weight and bias of q_proj to be trained both or neither"),
-        ("llama", steer, "something else than the closed form supposes"),
+        ("llama", steer, "act on each token by itself"),
         ("llama", lambda model: model.model.norm.float(), "one precision, got single and double"),
         ("llama", lambda model: model.to("meta"), "no values here"),
     ],

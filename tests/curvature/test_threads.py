@@ -66,7 +66,7 @@ def in_threads(work: Callable[[int], Any], count: int) -> None:
 
 
 @pytest.mark.parametrize("own", everyday([True, False], False))
-def test_threads_find_what_one_finds(own: bool) -> None:
+def test_threads_agree_with_one(own: bool) -> None:
     models = [network() for _ in range(3)] if own else [network()] * 3
     expected = [asked(model) for model in models]
 

@@ -353,7 +353,7 @@ def test_one_module_under_two_names(batch: tuple[Tensor, Tensor]) -> None:
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.RepeatabilityWarning")
 @pytest.mark.parametrize("name", everyday(OPTIONS, "gpt2", "llama", "bert"))
 @pytest.mark.parametrize("raising", [False, True])
-def test_a_call_leaves_the_model_as_it_was(name: str, raising: bool) -> None:
+def test_a_call_does_not_change_the_model(name: str, raising: bool) -> None:
     case = case_of(name)
     case.model.train()
     next(case.model.parameters()).requires_grad_(False)

@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
     ),
     "half a probe": (
         lambda a: hb.group_norms(a["problem"], {"q": a["group"]}, probes=4.5),
-        "^probes: expected a whole number, got 4.5",
+        "^probes: expected a whole number of at least 4, got 4.5",
     ),
     "a tolerance that is no number": (
         lambda a: hb.extreme_eigenvalues(
@@ -130,7 +130,7 @@ def test_what_was_not_meant_is_refused(case: str, asked: dict[str, Any]) -> None
         call(asked)
 
 
-def test_parameters_that_were_frozen_since_are_said(asked: dict[str, Any]) -> None:
+def test_parameters_that_were_frozen_since_are_reported(asked: dict[str, Any]) -> None:
     model = hb.build("pre-ln", depth=1, width=8, heads=2, vocab_size=11, context=8)
     operator = hb.Hessian(hb.Problem(model, asked["batch"]), asked["group"])
     model.requires_grad_(False)
@@ -139,7 +139,7 @@ def test_parameters_that_were_frozen_since_are_said(asked: dict[str, Any]) -> No
         operator @ torch.ones(operator.shape[1])
 
 
-def test_bytes_are_said_in_units() -> None:
+def test_bytes_are_reported_in_units() -> None:
     sizes = (12, 60_000, 1_500_000, 24_000_000_000, -5_000)
     assert [in_units(size) for size in sizes] == ["12 bytes", "60 kB", "1.5 MB", "24 GB", "-5 kB"]
 

@@ -185,7 +185,7 @@ ANSWERED: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.RepeatabilityWarning")
 @pytest.mark.parametrize("mode", ["trained", "evaluated"])
 @pytest.mark.parametrize("kind", ANSWERED)
-def test_a_model_whose_passes_write_is_measured_and_left_as_it_was(kind: str, mode: str) -> None:
+def test_a_model_whose_passes_write_is_measured_and_not_changed(kind: str, mode: str) -> None:
     model = stir(ANSWERED[kind]()).train()
     if mode == "evaluated" and kind != "low rank":  # which would stand merged
         model.eval()

@@ -39,27 +39,6 @@ def test_probabilities_sum_to_one() -> None:
         assert sum(probability(before, token) for token in range(V)) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("share", [0.3, 0.9])
-def test_a_masked_token_is_told_from_both_neighbours_that_are_seen(share: float) -> None:
-    masked = torch.from_numpy(np.random.default_rng(2).random(HELD_OUT.shape) < share)
-    losses = []
-    for row, hidden in zip(HELD_OUT.tolist(), masked.tolist(), strict=True):
-        seen = [None if h else t for t, h in zip(row, hidden, strict=True)]
-        for place, token in enumerate(row):
-            if not hidden[place]:
-                continue
-            left = seen[place - 1] if place > 0 else None
-            right = seen[place + 1] if place + 1 < len(row) else None
-            every = [
-                probability(left, b) * (1 if right is None else probability(b, right))
-                for b in range(V)
-            ]
-            losses.append(-math.log(every[token] / sum(every)))
-    assert TABLE.masked_loss(HELD_OUT, masked) == pytest.approx(
-        sum(losses) / len(losses), rel=1e-12
-    )
-
-
 def test_of_a_chain_it_is_the_entropy_of_a_step() -> None:
     """Held-out text of the same chain costs what a step of it does, in nats."""
     step = np.array([[0.9, 0.1, 0.0], [0.0, 0.5, 0.5], [0.7, 0.0, 0.3]])
@@ -77,10 +56,8 @@ def test_of_a_chain_it_is_the_entropy_of_a_step() -> None:
 
 @pytest.mark.bad_input
 def test_what_the_table_cannot_tell_is_refused() -> None:
-    none = torch.zeros(1, 3, dtype=torch.bool)
     for tokens in ([[0, -100, 1]], [[0, V, 1]]):
-        for ask in (TABLE.loss, lambda given: TABLE.masked_loss(given, ~none)):
-            with pytest.raises(ArgumentError, match="expected numbers from 0 to 6"):
-                ask(torch.tensor(tokens))
+        with pytest.raises(ArgumentError, match="expected numbers from 0 to 6"):
+            TABLE.loss(torch.tensor(tokens))
     with pytest.raises(ArgumentError, match="expected numbers from 0 to 2"):
         BigramTable(np.array([0, 3]), 3)

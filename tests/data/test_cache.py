@@ -57,14 +57,16 @@ def test_a_whole_entry_is_not_built_again(cache: Path) -> None:
     [flip, shorten, Path.unlink, garble_manifest, empty_manifest],
     ids=lambda f: f.__name__,
 )
-def test_a_damaged_entry_is_rebuilt_and_said(cache: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_entry_is_rebuilt_and_reported(
+    cache: Path, damage: Callable[[Path], None]
+) -> None:
     damage(cached("entry", KEY, build).folder / "a.bin")
     with pytest.warns(CacheWarning, match="cache: entry (has|lacks) .*; building it again"):
         again = cached("entry", KEY, build)
     assert (again.folder / "a.bin").read_bytes() == b"12345"
 
 
-def test_an_entry_from_another_key_is_rebuilt_and_said(cache: Path) -> None:
+def test_an_entry_from_another_key_is_rebuilt_and_reported(cache: Path) -> None:
     cached("entry", KEY, build)
     with pytest.warns(CacheWarning, match="entry is of another version"):
         cached("entry", {"version": 2}, build)

@@ -120,7 +120,7 @@ def test_few_files_are_split_within_each(tmp_path: Path, by: str) -> None:
         assert 0.05 < len(tail) / len(text) < 0.15
 
 
-def test_files_that_are_not_text_are_left_out_and_said(code: Path) -> None:
+def test_files_that_are_not_text_are_left_out_and_reported(code: Path) -> None:
     (code / "weights.bin").write_bytes(b"\x00\x01\x02")
     (code / "latin.txt").write_bytes("é".encode("latin-1"))
     (code / "empty.py").write_text("")
@@ -130,7 +130,7 @@ def test_files_that_are_not_text_are_left_out_and_said(code: Path) -> None:
     assert not any("secret" in text for split in corpus.splits for text in documents(corpus, split))
 
 
-def test_links_are_not_followed_and_are_said(code: Path, tmp_path: Path) -> None:
+def test_links_are_not_followed_and_are_reported(code: Path, tmp_path: Path) -> None:
     load_corpus(code, 300)  # from now on it is in the cache
     (tmp_path / "secret.txt").write_text("secret")
     (code / "link.txt").symlink_to(tmp_path / "secret.txt")

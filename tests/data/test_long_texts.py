@@ -65,7 +65,7 @@ def test_a_file_is_cut_at_a_line_end_where_one_is_near(file: TextFile, at: int) 
 
 
 @pytest.mark.parametrize("content", [b"a\0b", b"abc\xff", "é".encode()[:1]])
-def test_what_is_no_text_is_told_from_what_is_blank(tmp_path: Path, content: bytes) -> None:
+def test_binary_and_blank_files_are_told_apart(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(UnicodeError):
         text_file(tmp_path / "file")

@@ -31,7 +31,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 @pytest.mark.slow
-def test_it_is_built_with_the_whole_vocabulary(corpus: Corpus) -> None:
+def test_python_code_is_built_with_the_whole_vocabulary(corpus: Corpus) -> None:
     assert corpus.vocab_size == 4096
     assert corpus.splits["train"].dtype.itemsize == 2
     assert {name: len(tokens) > 100_000 for name, tokens in corpus.splits.items()} == {

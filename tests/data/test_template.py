@@ -36,7 +36,7 @@ def test_windows_begin_as_the_template_does(template: str | None, first: list[in
     assert not (ids[:, len(first) :] == 0).any()
 
 
-def test_it_can_be_left_out_and_is_said() -> None:
+def test_the_template_can_be_left_out_and_is_reported() -> None:
     known = tokenizer()
     ids = hb.text_batch(known, TEXT, tokens=10, sequences=6, bare=True)["input_ids"]
     assert not (ids == 0).any()

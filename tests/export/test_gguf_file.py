@@ -201,6 +201,14 @@ def test_a_disk_that_fills_as_the_last_bytes_are_flushed_leaves_no_file(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_size_of_a_header_covers_the_filling_of_small_tensors(tmp_path: Path) -> None:
+    header = export.GgufHeader("llama", {"general.architecture": "llama"})
+    tensors = {name: (torch.ones(1), "F32") for name in "abcdef"}
+    export.write_gguf(tmp_path / "small.gguf", header, tensors)
+    size, stored = (tmp_path / "small.gguf").stat().st_size, 4 * len(tensors)
+    assert 0 <= header.bytes(dict.fromkeys(tensors, 1)) + stored - size < 6 * 32
+
+
 def test_other_tensors_of_the_source_are_kept(tmp_path: Path) -> None:
     model: Any = LlamaForCausalLM(LlamaConfig(**SIZES, rope_theta=5e4)).eval()
     tokenizer = byte_level(SMOL)
@@ -238,8 +246,8 @@ def test_an_allocation_writes_its_file_and_refuses_another_runtimes(
     check_same(model, hb.load(tmp_path / "out.gguf")[0], found.formats)
     found.save(tmp_path / "choices.csv")
     assert (tmp_path / "choices.csv").read_text().startswith("place,how,bits,bytes")
-    with pytest.raises(ArgumentError, match="one file is of gguf: formats"):
+    with pytest.raises(ArgumentError, match="file holds gguf: formats"):
         found.save(tmp_path / "folder")
     rounding = hb.price(hb.Problem(model, data), hb.change_each(model, hb.rounded(bits=4)))
-    with pytest.raises(ArgumentError, match="is of no storage format"):
+    with pytest.raises(ArgumentError, match="has no storage format"):
         rounding.allocate(bits=4).save(tmp_path / "out.gguf", source=str(source))

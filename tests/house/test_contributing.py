@@ -35,7 +35,7 @@ def test_an_entry_is_the_first_line_of_a_docstring(tmp_path: Path) -> None:
     assert [line.split()[0] for line in wide] == ["room", "←"]
 
 
-def test_what_is_open_to_all_is_said() -> None:
+def test_what_is_open_to_all_is_reported() -> None:
     (said,) = re.findall(r"14 modules\. (.+?) are open to all", TEXT, re.DOTALL)
     assert set(re.findall(r"`(\w+)`", said)) | {"_version"} == BASE | OPEN
 

@@ -74,7 +74,7 @@ def half(number):
 '''
 
 
-def test_a_planted_silence_is_seen() -> None:
+def test_a_raise_without_its_docstring_is_found() -> None:
     for raises, line, unsaid in (
         ("Of even ones.", "raise ArgumentError('odd')", ["half: ArgumentError"]),
         ("Of even ones.", "raise unknown_name('odd')", ["half: what it raises"]),

@@ -112,7 +112,7 @@ def test_without_second_derivatives_h_o_is_sampled_and_a_line_says_why(
     assert notes.lines[1:] == ["no eigenvalues: no second derivative of this attention"]
 
 
-def test_eigenvalues_that_do_not_fit_the_memory_are_said(
+def test_eigenvalues_that_do_not_fit_the_memory_are_reported(
     model: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spending.Subjects, "vectors", lambda self: 5)

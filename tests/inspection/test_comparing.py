@@ -27,7 +27,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_blocks_of_ones_own_are_compared_under_their_names(text: Path, tmp_path: Path) -> None:
+def test_blocks_of_the_user_are_compared_under_their_names(text: Path, tmp_path: Path) -> None:
     mine = hb.preset("sas", width=16, heads=2).replace(mlp_width=40)
     blocks = {"base": "pre-ln-zero", "mine": mine, "sas[mlp.gated=true]": "sas[mlp.gated=true]"}
     found = hb.compare(blocks, out=tmp_path / "out", data=text, learning_rate=0.01, **TINY)
@@ -49,8 +49,8 @@ def test_blocks_of_ones_own_are_compared_under_their_names(text: Path, tmp_path:
         (["sas"], {"bf16": "no"}, "--bf16: expected true or false, got 'no'"),
         (["sas"], {"tune": True, "learning_rate": 0.1}, "--tune: it searches the rates"),
         ({"a": hb.preset("sas", width=16)}, {"width": 32}, "width: a has a width of 16, got 32"),
-        ({"a/b": hb.preset("sas", width=16)}, {}, "blocks: 'a/b' cannot name a block of yours"),
-        ({"sas": hb.preset("sas", width=16)}, {}, "blocks: 'sas' cannot name a block of yours"),
+        ({"a/b": hb.preset("sas", width=16)}, {}, "blocks: 'a/b' is not allowed as a name"),
+        ({"sas": hb.preset("sas", width=16)}, {}, "blocks: 'sas' is not allowed as a name"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(

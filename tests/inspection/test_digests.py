@@ -70,7 +70,7 @@ def test_what_does_not_change_the_numbers_leaves_the_digest() -> None:
     assert configuration(model) == before
 
 
-def test_what_has_no_words_of_its_own_is_said_by_its_class() -> None:
+def test_what_has_no_words_of_its_own_is_reported_by_its_class() -> None:
     one, other = (Plain({"thing": object()}) for _ in range(2))
     assert configuration(one) == configuration(other)
 

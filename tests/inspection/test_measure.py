@@ -65,7 +65,7 @@ def test_a_preset_a_folder_and_an_object_are_the_same_model(
     assert found["object"].parts == ("full",)
 
 
-def test_a_batch_of_ones_own_gives_its_loss_and_is_told_apart(
+def test_a_batch_of_the_user_gives_its_loss_and_is_told_apart(
     model: torch.nn.Module, batch: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     model.train()
@@ -171,7 +171,7 @@ def test_the_signal_of_an_object_is_that_of_propagate_and_its_mode_stays(
 
 
 @pytest.mark.parametrize("padded", [slice(4, 6), slice(0, 2)], ids=["right", "left"])
-def test_padding_is_no_target_of_the_gradients(model: torch.nn.Module, padded: slice) -> None:
+def test_padding_is_not_a_target_of_the_gradients(model: torch.nn.Module, padded: slice) -> None:
     def gradients(filled: int, **more: Any) -> list[dict[str, Any]]:
         ids = torch.arange(12).reshape(2, 6)
         mask = torch.ones_like(ids)

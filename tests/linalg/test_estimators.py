@@ -85,7 +85,7 @@ def test_a_zero_matrix_is_zero_without_error(call: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_few_columns_are_assembled_and_said_to_be_exact(call: Callable[..., Any]) -> None:
+def test_few_columns_are_assembled_and_reported_to_be_exact(call: Callable[..., Any]) -> None:
     matrix = torch.randn(7, 7, dtype=torch.float64)
     result = call(DenseOperator(matrix))
     expected = {
@@ -258,7 +258,7 @@ def test_products_whose_squares_overflow_are_an_error(
         (lambda: frobenius_norm(operator("flat"), tolerance=0.1, max_probes=16), "max_probes"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(call: Callable[[], Any], message: str) -> None:
+def test_wrong_arguments_are_refused(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         call()
 

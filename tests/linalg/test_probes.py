@@ -58,14 +58,14 @@ def test_the_first_look_counts_and_the_fewest_probes_are_two_blocks() -> None:
     assert drawn == [8, 8]
 
 
-def test_a_met_tolerance_is_said() -> None:
+def test_a_met_tolerance_is_reported() -> None:
     estimate = trace(operator("flat"), 16, tolerance=0.02)
     assert estimate.stopped_by == "tolerance"
     assert estimate.relative_error <= 0.02
     assert estimate.probes % 16 == 0
 
 
-def test_the_limit_is_said_and_warned_of() -> None:
+def test_the_limit_is_reported_and_warned_of() -> None:
     with pytest.warns(UserWarning, match="tolerance 0.0001 not met"):
         estimate = frobenius_norm(operator("flat"), 16, tolerance=1e-4, max_probes=64)
     assert (estimate.probes, estimate.stopped_by) == (64, "limit")

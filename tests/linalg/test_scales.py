@@ -172,7 +172,7 @@ def test_lengths_of_rows_and_columns_are_those_of_hypot(size: float) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e-40), (torch.float64, 1e-318)])
-def test_products_that_have_lost_digits_are_said(dtype: torch.dtype, scale: float) -> None:
+def test_products_that_have_lost_digits_are_reported(dtype: torch.dtype, scale: float) -> None:
     matrix = (MATRICES["flat"] * scale).to(dtype)
     for look in (hb.trace, hb.frobenius_norm, hb.diagonal, hb.extreme_eigenvalues):
         with warnings.catch_warnings(record=True) as said:
@@ -182,7 +182,7 @@ def test_products_that_have_lost_digits_are_said(dtype: torch.dtype, scale: floa
 
 
 @pytest.mark.parametrize("size", [1e-120, 1e120])
-def test_moments_that_are_no_number_are_said(size: float) -> None:
+def test_moments_that_are_not_finite_are_reported(size: float) -> None:
     found = hb.spectral_density(DenseOperator(MATRICES["flat"] * size, symmetric=True), steps=12)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -219,7 +219,7 @@ def test_a_negative_value_of_a_matrix_declared_semidefinite_is_refused(
 @pytest.mark.filterwarnings("ignore:extreme_eigenvalues. not converged")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", [one for one in LANCZOS if one != "condition"])
-def test_rounding_below_zero_is_no_negative_value(name: str, dtype: torch.dtype) -> None:
+def test_rounding_below_zero_is_not_a_negative_value(name: str, dtype: torch.dtype) -> None:
     """A Gram matrix of rank 5, whose zeros are rounding of either sign."""
     factor = torch.randn(SIZE, 5).to(dtype)
     LANCZOS[name](DenseOperator(factor @ factor.T, positive_semidefinite=True))
@@ -242,7 +242,7 @@ MISSED = {
 
 
 @pytest.mark.parametrize("name", MISSED)
-def test_a_zero_that_signs_give_by_chance_is_no_zero(name: str) -> None:
+def test_a_zero_that_signs_give_by_chance_is_not_a_zero(name: str) -> None:
     """Of 60 seeds with 4 probes about 4 give nothing but zeros."""
     matrix, zeros = MISSED[name], 0
     truth = float((matrix / matrix.abs().max()).norm() * matrix.abs().max())

@@ -104,7 +104,7 @@ def test_chains_that_lose_their_orthogonality_apart_stay_single_chains() -> None
         torch.testing.assert_close(shares, rotations[0].square(), rtol=0, atol=1e-12)
 
 
-def test_few_rows_are_diagonalised_and_said_to_be_exact() -> None:
+def test_few_rows_are_diagonalised_and_reported_to_be_exact() -> None:
     spectrum = spectral_density(operator("flat"), steps=60)
     assert (spectrum.method, spectrum.probes) == ("exact", 0)
     torch.testing.assert_close(spectrum.nodes[0], torch.linalg.eigvalsh(MATRICES["flat"]))
@@ -210,7 +210,7 @@ def test_the_usual_broadening_is_a_fiftieth_of_the_range(
     assert spectrum.grid[[0, -1]].tolist() == pytest.approx(ends)
 
 
-def test_what_cannot_be_asked_is_refused() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ArgumentError, match="symmetric=True"):
         spectral_density(DenseOperator(torch.eye(SIZE)))
     with pytest.raises(ArgumentError, match="broadening"):

@@ -122,7 +122,7 @@ def test_a_tuple_where_one_is_asked_for() -> None:
     ("keywords", "words"),
     [
         ({"labls": 1}, "'labls' is unknown; did you mean 'labels'"),
-        ({"token_type_ids": 1}, "token_type_ids: the models know no segments"),
+        ({"token_type_ids": 1}, "token_type_ids: the models have no segment embeddings"),
         ({"output_attentions": True}, "output_attentions: .*layer.attention.matrix"),
     ],
 )

@@ -35,7 +35,7 @@ def test_a_text_of_that_length_passes_and_a_longer_one_does_not(kind: str) -> No
             model(torch.full((1, found + 1), 5))
 
 
-def test_a_number_that_is_no_bound_does_not_count() -> None:
+def test_a_number_that_is_not_a_bound_does_not_count() -> None:
     config = AutoConfig.for_model("xlnet", vocab_size=20, d_model=8, n_layer=1, n_head=1, d_inner=8)
     assert config.max_position_embeddings == -1
     assert context_of(AutoModelForSequenceClassification.from_config(config)) is None

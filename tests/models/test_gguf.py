@@ -43,7 +43,7 @@ def test_the_model_is_an_ordinary_one_that_can_be_saved_and_measured(file, tmp_p
     assert hb.Hessian(problem, hb.parameter_groups(again)["layers.1.attention.query"]).shape
 
 
-def test_it_is_named_after_its_file(file):
+def test_a_gguf_model_is_named_after_its_file(file):
     assert Saved.at(str(file)).name == "tiny"
 
 

@@ -88,7 +88,7 @@ def test_positions_outside_the_context_are_refused() -> None:
         model(ids(2, 5), position_ids=torch.arange(5)[None] + context - 4)
 
 
-def test_what_is_no_choice_between_classes_is_refused() -> None:
+def test_what_is_not_a_choice_between_classes_is_refused() -> None:
     one = hb.build("sas", task="classification", classes=1, **SIZES).config
     one.problem_type = "multi_label_classification"
     with pytest.raises(
@@ -149,7 +149,7 @@ def test_weights_that_do_not_fit_a_configuration_are_named(
     assert "\n" not in str(caught.value)
 
 
-def test_weights_that_a_model_does_not_use_are_said_once(llama: Path) -> None:
+def test_weights_that_a_model_does_not_use_are_reported_once(llama: Path) -> None:
     path = llama / "model.safetensors"
     names = "model.layers.1.mlp.experts.0.up.bias", "model.layers.0.self_attn.q_proj.bias"
     spare = {name: torch.zeros(2) for name in names}
@@ -180,7 +180,7 @@ NAME = "model.layers.0.mlp.up_proj.weight"
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn])
 @pytest.mark.parametrize("method", [None, "no-such-method"])
-def test_weights_that_are_no_floats_are_refused_by_name(dtype, method, tmp_path):
+def test_weights_that_are_not_floats_are_refused_by_name(dtype, method, tmp_path):
     def change(tensors):
         tensors[NAME] = (tensors[NAME] * 40).to(dtype)
 
@@ -190,7 +190,7 @@ def test_weights_that_are_no_floats_are_refused_by_name(dtype, method, tmp_path)
         hb.load(tmp_path)
 
 
-def test_masks_of_integers_that_a_model_does_not_use_are_no_reason_to_refuse(tmp_path):
+def test_masks_of_integers_that_a_model_does_not_use_are_not_a_reason_to_refuse(tmp_path):
     def change(tensors):
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
         tensors["model.layers.0.self_attn.masked_bias"] = torch.ones(1, dtype=torch.bool)
@@ -239,7 +239,7 @@ def test_outputs_are_named_whatever_the_configuration_says(tmp_path):
     torch.testing.assert_close(hb.load(tmp_path)[0](ids).logits, model(ids).logits)
 
 
-def test_code_beside_a_known_type_is_told(tmp_path):
+def test_code_beside_a_known_type_is_reported(tmp_path):
     saved_llama(tmp_path, auto_map={"AutoModelForCausalLM": "own.Model"})
     with pytest.warns(UserWarning, match="auto_map"):
         hb.load(tmp_path)

@@ -198,12 +198,12 @@ def test_a_gate_multiplies_what_each_head_returns(per: str, shaping: Shaping | N
 @pytest.mark.parametrize(
     ("slots", "words"),
     [
-        (TYPED["gate"], "covers attention without a gate on what its"),
-        (TYPED["gate a head"], "covers attention without a gate on what its"),
-        (["attention.softcap=1.5"], "covers attention without a softcap of its scores"),
-        (["attention.sink=sink"], "and without a sink"),
-        (["logit_softcap=1e9"], "covers logits without a softcap"),
-        (["attention.value_residual=branch"], "covers values without a residual of the first"),
+        (TYPED["gate"], "does not cover a gate on the heads' outputs"),
+        (TYPED["gate a head"], "does not cover a gate on the heads' outputs"),
+        (["attention.softcap=1.5"], "does not cover a softcap of scores"),
+        (["attention.sink=sink"], "does not cover a softcap of scores or a sink"),
+        (["logit_softcap=1e9"], "does not cover a softcap of logits"),
+        (["attention.value_residual=branch"], "does not cover a value residual"),
     ],
 )
 def test_closed_forms_refuse_what_they_do_not_cover_by_name(slots: list[str], words: str) -> None:

@@ -32,7 +32,7 @@ DAILY = ("pre-ln", "parallel", "sas-p")
     "name",
     [pytest.param(name, marks=[] if name in DAILY else [pytest.mark.slow]) for name in hb.PRESETS],
 )
-def test_dropout_of_ones_own_acts_in_training_alone(name: str, tmp_path: Path) -> None:
+def test_dropout_of_the_user_acts_in_training_alone(name: str, tmp_path: Path) -> None:
     tokens = ids(2, 8)
     block = hb.preset(name, width=16, heads=4)
     model = hb.build(block.replace(mlp=DroppedMLP()), depth=2, vocab_size=29, context=8)

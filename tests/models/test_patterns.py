@@ -130,7 +130,7 @@ def test_heads_with_alibi_are_those_of_the_model() -> None:
         hb.build(blocks, **sizes)
 
 
-def test_equal_blocks_are_no_pattern_and_names_may_be_joined_inside_a_list() -> None:
+def test_equal_blocks_are_not_a_pattern_and_names_may_be_joined_inside_a_list() -> None:
     sizes = {"depth": 4, "width": 16, "heads": 2, "vocab_size": 20, "context": 8}
     assert (
         hb.build("pre-ln+pre-ln", **sizes).config.block_config

@@ -77,7 +77,7 @@ def test_curvature_is_the_mean_over_the_groups_of_a_role(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("against", "places"), [("tokens", [0, 204800, 409600]), ("seconds", [0, 15, 30])]
+    ("against", "places"), [("steps", [0, 100, 200]), ("seconds", [0, 15, 30])]
 )
 def test_seeds_are_aligned_at_their_mean(tmp_path: Path, against: str, places: list[float]) -> None:
     (curve,) = (
@@ -100,7 +100,7 @@ def test_bands_stay_on_a_logarithmic_axis(tmp_path: Path) -> None:
 def test_the_page_shows_them(tmp_path: Path) -> None:
     folder = results(tmp_path, (0, 1)).results.folder
     text = write_report(folder).read_text()
-    assert {f"{name}.png" for name in ALONG | {"loss-flops"}} <= {
+    assert {f"{name}.png" for name in ALONG | {"gap", "loss-seconds"}} <= {
         path.name for path in (folder / "figures").iterdir()
     }
     assert "Curvature along training" in text

@@ -115,7 +115,7 @@ def test_every_figure_is_drawn_and_large_enough(view) -> None:
 
 
 def test_the_first_picture_is_on_the_first_screen(view) -> None:
-    assert view.first < (600 if view.width > 400 else 900)
+    assert view.first < 600
 
 
 def test_figures_fit_into_their_card_on_a_phone_too(view) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hessblocks.cli.terminal import comparison_table
 from hessblocks.report import Comparison, compare_results, comparison
 from hessblocks.report.comparison_figures import all_figures
 from hessblocks.storage import load_results
-from tests.report.folders import Folder, row
+from tests.report.folders import Folder
 
 
 def compared(made: Folder, folder: Path) -> Comparison:
@@ -77,19 +76,6 @@ def test_norms_are_means_over_seeds_and_null_where_none_is_finite(tmp_path: Path
     assert curvature["before"]["embedding.token"]["full"]["value"] is not None
     (figure,) = (one for one in all_figures(found) if one.name == "curvature")
     assert [len(panel.series[0].x) for panel in figure.plots] == [11, 10] * 3
-
-
-def test_operations_are_steps_by_what_an_update_costs(tmp_path: Path) -> None:
-    made = Folder(presets=("pre-ln", "mine"))
-    made.rows.append(row("mine", 0, "flops", 5e8, method="exact"))
-    found = compared(made, tmp_path)
-    losses = {one.preset: one for one in found.curves if one.part == "validation"}
-    assert losses["mine"].x["flops"] == tuple(5e8 * step for step in (0, 40, 80, 120, 160, 200))
-    assert all(map(math.isnan, losses["pre-ln"].x["flops"]))
-    assert "loss-flops" in {figure.name for figure in all_figures(found)}
-    spoilt = [replace(one, x={**one.x, "flops": (math.nan,) * 6}) for one in losses.values()]
-    silent = replace(found, curves=tuple(spoilt))
-    assert "loss-flops" not in {figure.name for figure in all_figures(silent)}
 
 
 @pytest.mark.parametrize("quantity", ["loss", "train", "frobenius", "beta2"])

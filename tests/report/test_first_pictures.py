@@ -5,11 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure as Drawn
 
 import hessblocks as hb
-from hessblocks.report import write_curvature_report
+from hessblocks.drawing import draw, page_picture
+from hessblocks.figures import Figure
+from hessblocks.report import pretrained_pages, write_curvature_report
 from hessblocks.report.curvature_figures import layers_map
-from hessblocks.report.pretrained_pages import _over_bits
+from hessblocks.report.pretrained_pages import _over_bits, price_headline
+from hessblocks.report.templates import layer_map
 from hessblocks.storage import load_curvature
 
 
@@ -48,3 +52,69 @@ def test_price_opens_with_nats_over_bits() -> None:
         "allocation, forecast": ((3.5,), (0.15,)),
     }
     assert _over_bits({"together": rows[-2:]}) is None
+
+
+def test_simplify_opens_with_nats_over_speed(tmp_path: Path) -> None:
+    costs = {"removed": {"kl": 0.3, "kl_error": 0.01}, "healed": {"kl": 0.2, "kl_error": 0.01}}
+    summary = {
+        "before": {"prompt": 100.0, "decoding": 10.0},
+        "after": {"prompt": 120.0, "decoding": 11.0},
+        "texts": [costs],
+        "updates": 5,
+        "saved": 0.1,
+    }
+    drawn: list[Figure] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            pretrained_pages, "drawn_picture", lambda figure, *_: drawn.append(figure) or ["svg"]
+        )
+        shown = pretrained_pages._front(tmp_path, summary)
+        assert pretrained_pages._front(tmp_path, {"texts": []}) == {"front": []}
+    assert shown["front_title"] == (
+        "10.0% fewer parameters: 0.20 ± 0.01 nats per token, prompt at 1.20, decoding at 1.10 "
+        "times the speed"
+    )
+    ((panel,),) = (figure.plots for figure in drawn)
+    assert {line.name: (*line.x, *line.y) for line in panel.series} == {
+        "prompt, refitted": (1.2, 0.3),
+        "prompt, healed": (1.2, 0.2),
+        "decoding, refitted": (1.1, 0.3),
+        "decoding, healed": (1.1, 0.2),
+    }
+
+
+def test_maps_have_colours_of_their_own_in_dark_mode() -> None:
+    """Inverted, as pictures of lines are, the highest values would be darkest."""
+    figure = layer_map({"bits": {"q": (3.0, 4.0), "k": (4.0, 3.0)}}, "Bits")
+    assert figure is not None
+    with_cells, plain = page_picture(draw(figure)), page_picture(Drawn(figsize=(1, 1)))
+    assert b"prefers-color-scheme: dark" in with_cells
+    assert b"prefers-color-scheme" not in plain
+
+
+def test_the_allocation_stands_between_its_neighbours() -> None:
+    costs = {"all, 2 bits": (2.0, 2.2), "all, 3 bits": (3.0, 0.4), "all, 4 bits": (4.0, 0.1)}
+    costs["allocation"] = (3.5, 0.15)
+    rows = [
+        {"name": name, "bits": bits, "forecast": nats, "measured": None, "outside": ""}
+        | {"forecast_error": 0.0}
+        for name, (bits, nats) in costs.items()
+    ]
+    summary = {"together": rows, "uniform": "3 bits", "bits": 3.5}
+    (first, *_) = pretrained_pages.price_headline(summary)
+    assert first == (
+        "At 3.5 bits on average the allocation is expected to cost 0.150 nats per token; "
+        "all matrices would cost 0.400 at 3 bits, 0.100 at 4 bits."
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"), [(4.5, "At 4 bits of 4.5 asked"), (4.01, "At 4 bits on")]
+)
+def test_the_headline_of_price_says_which_bits_were_asked_for(asked: float, words: str) -> None:
+    rows = [
+        {"name": name, "forecast": 0.1, "forecast_error": 0.01, "measured": None, "outside": ""}
+        for name in ("allocation", "all, 4 bits")
+    ]
+    summary = {"together": rows, "uniform": "4 bits", "bits": 4.0, "asked": asked}
+    assert price_headline(summary)[0].startswith(words)

@@ -53,7 +53,7 @@ def test_runs_that_the_comparison_has_not_collected_are_read_in_place(tmp_path) 
     assert results.missing == ()
 
 
-def test_what_is_missing_is_said(tmp_path) -> None:
+def test_what_is_missing_is_reported(tmp_path) -> None:
     made = Folder(presets=("pre-ln", "sas", "sas-p"))
     made.metrics = [line for line in made.metrics if line["preset"] != "sas-p"]
     made.rows = [row for row in made.rows if row["preset"] == "pre-ln" and row["stage"] != "final"]

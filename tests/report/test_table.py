@@ -82,7 +82,7 @@ def test_a_diverged_seed_is_named_and_left_out_of_the_mean(tmp_path) -> None:
     )
 
 
-def test_a_norm_that_is_no_number_is_said_and_gives_no_ratio(tmp_path) -> None:
+def test_a_norm_that_is_not_finite_is_reported_and_gives_no_ratio(tmp_path) -> None:
     made = Folder(presets=("pre-ln", "sas"))
     place = {"preset": "sas", "stage": "final", "part": "full", "group": "embedding.token"}
     made.change(lambda row: row.update(value="nan"), **place)

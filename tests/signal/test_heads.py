@@ -247,7 +247,7 @@ def reasons(found: Signal) -> set[str]:
     return {row["method"] for row in found.to_rows() if row["quantity"] == "attention_entropy"}
 
 
-def test_attention_that_is_more_than_softmax_is_said() -> None:
+def test_attention_that_is_more_than_softmax_is_reported() -> None:
     model = built("llama")
 
     def bent(*given: Any, **words: Any) -> Any:
@@ -266,7 +266,7 @@ def test_attention_that_is_more_than_softmax_is_said() -> None:
     assert "more than softmax" in reason
 
 
-def test_attention_of_ones_own_is_said() -> None:
+def test_attention_of_the_user_is_reported() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -246,7 +246,7 @@ def test_the_first_layer_stays_where_others_use_its_weights() -> None:
     assert layers == {1, 2}
 
 
-def test_what_rules_of_blocks_refuse_is_no_candidate_and_other_errors_are_raised(
+def test_what_rules_of_blocks_refuse_is_not_a_candidate_and_other_errors_are_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = model_of("llama")

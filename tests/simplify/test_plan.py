@@ -143,7 +143,7 @@ def test_more_than_can_go_is_refused_with_what_can() -> None:
         priced_plan(model, heads, 0.9)
     linear = [row for row in rows if row["kind"] == "linear map"]
     share = sum(row["share"] for row in linear) - 1e-3
-    with pytest.raises(hb.ArgumentError, match="would take the attention of all layers"):
+    with pytest.raises(hb.ArgumentError, match="remove the attention of every layer"):
         priced_plan(model, linear, share)
     for save in (0.0, 1.0, float("nan"), "0.3"):
         with pytest.raises(hb.ArgumentError, match="save: expected a share between 0 and 1"):

@@ -219,7 +219,7 @@ def luminance(colour: str) -> float:
     return sum(share * c for share, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_it_is_one_small_file_that_asks_nobody(browser) -> None:
+def test_the_page_is_one_small_file_without_requests(browser) -> None:
     browser.get_log("browser")
     browser.get_log("performance")
     open_page(browser, PAGE, 1280)

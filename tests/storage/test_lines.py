@@ -10,7 +10,7 @@ from hessblocks.storage.tables import append_line
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_no_finite_number_is_null(tmp_path: Path, value: float) -> None:
+def test_what_is_not_finite_is_null(tmp_path: Path, value: float) -> None:
     append_line(tmp_path / "lines", {"loss": value, "seconds": 0.5, "layer": None})
 
     def refuse(word: str) -> float:

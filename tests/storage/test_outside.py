@@ -34,7 +34,7 @@ HOSTILE = {
 }
 
 
-def test_what_would_break_a_reader_is_no_json() -> None:
+def test_what_would_break_a_reader_is_not_json() -> None:
     for text in HOSTILE.values():
         with pytest.raises(json.JSONDecodeError):
             parse_json(text)

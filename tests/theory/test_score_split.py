@@ -85,7 +85,7 @@ def test_the_scores_part_stands_between_queries_and_keys_alone(case: Case) -> No
         assert norms["query", "key", "outer"] == norms["query", "query", "outer"] == 0
 
 
-def test_what_a_network_behind_adds_is_no_part_of_the_scores() -> None:
+def test_what_a_network_behind_adds_is_not_part_of_the_scores() -> None:
     made = arguments(Case(name="plain", loss="matrix"))
     plain = attention_hessian(**made)
     identity = torch.eye(3, dtype=torch.float64)[None]

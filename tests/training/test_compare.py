@@ -115,7 +115,7 @@ def test_two_processes_never_write_to_the_same_folder(corpus: Corpus, tmp_path: 
 
 
 @pytest.mark.slow
-def test_other_versions_are_said(corpus: Corpus, tmp_path: Path) -> None:
+def test_other_versions_are_reported(corpus: Corpus, tmp_path: Path) -> None:
     config = config_of(prepare(UNMAPPED, corpus), "compare")
     run = UNMAPPED.runs()[0]
     with claimed(tmp_path / "out", config) as folder:

@@ -84,7 +84,7 @@ def test_of_a_step_of_which_some_rows_are_lost_none_counts_twice(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "seal.json"])
-def test_a_damaged_model_of_a_finished_run_is_said(
+def test_a_damaged_model_of_a_finished_run_is_reported(
     corpus: Corpus, undisturbed: Path, finished: Path, name: str
 ) -> None:
     model = finished / "runs" / "sas-p-seed0" / "model"

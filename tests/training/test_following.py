@@ -159,7 +159,7 @@ def test_a_pattern_that_matches_no_group_is_refused_before_the_first_step(tmp_pa
 
 
 def test_too_few_probes_are_refused_before_the_training() -> None:
-    with pytest.raises(ArgumentError, match="probes: expected at least 4"):
+    with pytest.raises(ArgumentError, match="probes: expected a whole number of at least 4"):
         hb.CurvatureCallback(BATCH, probes=2)
 
 

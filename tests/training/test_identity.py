@@ -147,7 +147,7 @@ def garble_a_late_line(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [lose_the_last_line, garble_a_late_line])
-def test_a_lost_line_is_said_and_costs_no_digit(
+def test_a_lost_line_is_reported_and_costs_no_digit(
     corpus: Corpus,
     begun: Path,
     alone: Path,
@@ -221,7 +221,7 @@ def put_another_model_there(model: Path) -> None:
     ],
     ids=["weights", "foreign", "planted", "absent"],
 )
-def test_a_model_that_is_not_the_trained_one_is_said(
+def test_a_model_that_is_not_the_trained_one_is_reported(
     corpus: Corpus, finished: Path, spoil: Callable[[Path], None], words: str
 ) -> None:
     spoil(finished / "runs" / ONE / "model")

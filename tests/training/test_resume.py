@@ -162,7 +162,7 @@ TRIED = {("last", flip_weights), ("last", garble_manifest), ("both", flip_weight
         for damage in DAMAGES
     ],
 )
-def test_a_damaged_checkpoint_is_said_and_costs_no_digit(
+def test_a_damaged_checkpoint_is_reported_and_costs_no_digit(
     corpus: Corpus,
     alone: Path,
     stopped: Path,
@@ -185,7 +185,7 @@ def test_a_damaged_checkpoint_is_said_and_costs_no_digit(
     assert (out / WEIGHTS).read_bytes() == (alone / WEIGHTS).read_bytes()
 
 
-def test_lost_metrics_are_said_and_cost_no_digit(
+def test_lost_metrics_are_reported_and_cost_no_digit(
     corpus: Corpus, alone: Path, stopped: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"

@@ -23,7 +23,7 @@ def search(loss, middle: int = -5) -> dict[float, float]:
 
 
 @pytest.mark.parametrize("best", [-9, -6, -5, -4, -1])
-def test_the_best_lies_inside(best: int) -> None:
+def test_the_best_rate_lies_inside_the_grid(best: int) -> None:
     top = half_decade(best)
     tried = search(lambda rate: abs(math.log10(rate / top)))
     assert min(tried, key=tried.__getitem__) == top

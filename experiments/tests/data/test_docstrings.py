@@ -44,7 +44,7 @@ def test_docstrings_are_those_of_modules_classes_and_functions() -> None:
 
 
 @pytest.mark.parametrize("text", ["def (:", "\0", "print 'two'", '"\\d"\nx = "\\w"'])
-def test_what_is_no_python_of_this_version_has_none_and_says_nothing(
+def test_what_is_not_python_of_this_version_has_none_and_says_nothing(
     text: str, recwarn: pytest.WarningsRecorder
 ) -> None:
     assert [kind for kind, _, _ in docstrings_of(text)] in ([], ["module"])

@@ -97,7 +97,7 @@ def test_labels_outside_the_classes_are_refused(tmp_path: Path, label: int) -> N
         load_glue("cola", str(tmp_path))
 
 
-def test_without_datasets_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_datasets_the_way_out_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -107,7 +107,7 @@ def test_without_datasets_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -
         hub.load_glue("cola")
 
 
-def test_a_datasets_that_cannot_be_imported_is_said(
+def test_a_datasets_that_cannot_be_imported_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys

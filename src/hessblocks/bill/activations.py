@@ -24,8 +24,8 @@ from hessblocks.bill.changes import Change
 from hessblocks.bill.draws import Draws, Ledger, collect
 from hessblocks.bill.prices import Price
 from hessblocks.bill.tapping import attention_tensors, tapped
-from hessblocks.curvature import Gradients, Problem, SampledPass, plain_model
-from hessblocks.errors import ArgumentError, RunError, check_name, unknown_name
+from hessblocks.curvature import Batch, Gradients, Problem, SampledPass, plain_model
+from hessblocks.errors import ArgumentError, RunError, check_name, check_whole, unknown_name
 from hessblocks.linalg import working_dtype
 from hessblocks.tensor_formats import Format, formats
 
@@ -55,8 +55,8 @@ class Grid:
 
     def new(self, old: Float[Tensor, "... S K"]) -> Float[Tensor, "... S K"]:
         """Round a tensor, in its own dtype."""
-        found = self.levels(old.to(working_dtype(old.dtype))).to(old.dtype)
-        return torch.cat([old[..., : self.exact, :], found[..., self.exact :, :]], -2)
+        rounded = self.levels(old.to(working_dtype(old.dtype))).to(old.dtype)
+        return torch.cat([old[..., : self.exact, :], rounded[..., self.exact :, :]], -2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,9 +99,9 @@ def _between_ends(x: Tensor, bits: int, axis: int) -> Tensor:
 
 
 def _per_channel(x: Tensor, bits: int) -> Tensor:
-    whole = x.shape[-2] // BLOCK * BLOCK
-    blocks = x[..., :whole, :].unflatten(-2, (-1, BLOCK))
-    return torch.cat([_between_ends(blocks, bits, -2).flatten(-3, -2), x[..., whole:, :]], -2)
+    length = x.shape[-2] // BLOCK * BLOCK
+    blocks = x[..., :length, :].unflatten(-2, (-1, BLOCK))
+    return torch.cat([_between_ends(blocks, bits, -2).flatten(-3, -2), x[..., length:, :]], -2)
 
 
 def _symmetric(x: Tensor, bits: int) -> Tensor:
@@ -116,9 +116,9 @@ def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[
         "token": partial(_between_ends, axis=-1),
         "channel": _per_channel,
     }
-    one = kinds if isinstance(kinds, Iterable) and not isinstance(kinds, str) else (kinds,)
+    several = kinds if isinstance(kinds, Iterable) and not isinstance(kinds, str) else (kinds,)
     tail = {0: "", 1: ", first token exact"}.get(exact, f", first {exact} tokens exact")
-    for kind in one:
+    for kind in several:
         if isinstance(kind, int) and not isinstance(kind, bool):
             least = 2 if per == "inputs" else 1
             if not least <= kind <= 16:
@@ -129,24 +129,24 @@ def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[
             fewest = BLOCK if per == "channel" else exact + 1
             yield Grid(how + tail, kind, partial(levels, bits=kind), exact, by_place, fewest)
             continue
-        known = formats()
-        own = known.get(kind) if isinstance(kind, str) else kind
-        if not isinstance(own, Format):
-            raise unknown_name("format", str(kind), known)
-        if not own.fits((1, width)):
-            raise ArgumentError(f"{name}: {own.name} does not fit rows of {width} entries")
-        bits = 8 * own.bytes((1, width)) / width
-        yield Grid(own.name + tail, bits, own.rounded, exact, exact > 0, exact + 1)
+        registered = formats()
+        form = registered.get(kind) if isinstance(kind, str) else kind
+        if not isinstance(form, Format):
+            raise unknown_name("format", str(kind), registered)
+        if not form.fits((1, width)):
+            raise ArgumentError(f"{name}: {form.name} cannot hold rows of {width} entries")
+        bits = 8 * form.bytes((1, width)) / width
+        yield Grid(form.name + tail, bits, form.rounded, exact, exact > 0, exact + 1)
 
 
 def _change(
-    tap: str, what: str, grid: Grid, entries: int, head: int | None = None
+    tap: str, tensor: str, grid: Grid, entries: int, head: int | None = None
 ) -> ActivationChange:
     place = tap if head is None else f"{tap} head {head}"
     return ActivationChange(
         name=f"{place}, {grid.how}",
         place=place,
-        how=f"{what}, {grid.how}",
+        how=f"{tensor}, {grid.how}",
         bytes=entries * grid.bits / 8,
         views=(),
         new={},
@@ -203,19 +203,18 @@ def cache_changes(
         (4.0, True)
     """
     check_name("per", per, ("token", "channel"))
-    if isinstance(exact, bool) or not isinstance(exact, int) or exact < 0:
-        raise ArgumentError(f"exact: expected a number of tokens, got {exact!r}")
-    asked = {"queries": queries, "keys": keys, "values": values}
-    found = []
+    check_whole(0, exact=exact)
+    kinds = {"queries": queries, "keys": keys, "values": values}
+    changes = []
     for tap, (count, width) in attention_tensors(model).items():
-        what = tap.rpartition(" ")[2]
-        for grid in _grids(what, asked[what], per, exact, width):
+        tensor = tap.rpartition(" ")[2]
+        for grid in _grids(tensor, kinds[tensor], per, exact, width):
             for head in range(count) if heads else [None]:
                 entries = width if heads else count * width
-                found.append(_change(tap, what, grid, entries, head))
-    if not found:
+                changes.append(_change(tap, tensor, grid, entries, head))
+    if not changes:
         raise ArgumentError("cache_changes: expected keys=, values= or queries=, such as keys=4")
-    return {change.name: change for change in found}
+    return {change.name: change for change in changes}
 
 
 def activation_changes(
@@ -254,14 +253,14 @@ def activation_changes(
     for pattern in patterns:
         if not fnmatch.filter(widths, pattern):
             raise unknown_name("module", pattern, widths)
-    found = []
+    changes = []
     for name, width in widths.items():
         if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             for grid in _grids("bits", bits, "inputs", 0, width):
-                found.append(_change(f"{name} inputs", "inputs", grid, width))
-    if not found:
+                changes.append(_change(f"{name} inputs", "inputs", grid, width))
+    if not changes:
         raise ArgumentError("activation_changes: expected linear modules and bits, found none")
-    return {change.name: change for change in found}
+    return {change.name: change for change in changes}
 
 
 def activations_of(changes: Iterable[Change]) -> list[ActivationChange]:
@@ -271,30 +270,30 @@ def activations_of(changes: Iterable[Change]) -> list[ActivationChange]:
 
 def rounding(problem: Problem, changes: Sequence[Change]) -> AbstractContextManager[None]:
     """Round activations in the passes of a block."""
-    own = activations_of(changes)
-    if not own:
+    rounded_changes = activations_of(changes)
+    if not rounded_changes:
         return nullcontext()
-    check_places(problem, own)
-    by_tap = _by_tap(own)
+    check_places(problem, rounded_changes)
+    by_tap = _by_tap(rounded_changes)
 
     def rounded(tap: str, old: Tensor) -> Tensor:
         new = old
         for change in by_tap.get(tap, ()):
             if change.head is None:
                 return change.grid.new(old)
-            some = slice(change.head, change.head + 1)
+            heads = slice(change.head, change.head + 1)
             new = new.clone() if new is old else new
-            new[:, some] = change.grid.new(old[:, some])
+            new[:, heads] = change.grid.new(old[:, heads])
         return new
 
     return tapped(problem.model, rounded)
 
 
 def _by_tap(changes: Iterable[ActivationChange]) -> dict[str, list[ActivationChange]]:
-    found: dict[str, list[ActivationChange]] = {}
+    by_tap: dict[str, list[ActivationChange]] = {}
     for change in changes:
-        found.setdefault(change.tap, []).append(change)
-    return found
+        by_tap.setdefault(change.tap, []).append(change)
+    return by_tap
 
 
 def check_places(problem: Problem, changes: Iterable[ActivationChange]) -> None:
@@ -304,14 +303,14 @@ def check_places(problem: Problem, changes: Iterable[ActivationChange]) -> None:
         ArgumentError: a grid has blocks of tokens or exact first tokens, and a batch has padding,
             positions of its own or too few tokens.
     """
-    own = max((c for c in changes if c.grid.by_place), key=lambda c: c.grid.fewest, default=None)
-    if own is None:
+    edge = max((c for c in changes if c.grid.by_place), key=lambda c: c.grid.fewest, default=None)
+    if edge is None:
         return
-    name, fewest = own.name, own.grid.fewest
+    name, fewest = edge.name, edge.grid.fewest
     for batch in problem.batches:
         if batch.inputs.ndim > 1 and batch.inputs.shape[1] < fewest:
             raise ArgumentError(
-                f"batches: {name!r} rounds nothing in fewer than {fewest} tokens, and a batch has "
+                f"batches: {name!r} needs windows of at least {fewest} tokens, and a batch has "
                 f"{batch.inputs.shape[1]}; give longer windows"
             )
         mask = batch.keywords.get("attention_mask")
@@ -325,7 +324,7 @@ def check_places(problem: Problem, changes: Iterable[ActivationChange]) -> None:
 
 def draw_activations(
     problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
-) -> tuple[Draws, tuple[float, ...]]:
+) -> tuple[Draws, tuple[float, ...], list[Batch]]:
     """Draw sampled gradients by the tensors that are rounded, and multiply them with all changes.
 
     Args:
@@ -335,24 +334,24 @@ def draw_activations(
         seed: seed of the signs.
 
     Returns:
-        Draws without the full form, and ‖δ‖ / ‖x‖ of each change.
+        Draws without the full form, and ‖δ‖ / ‖x‖ of each change; and the rows of each pass.
 
     Raises:
         ArgumentError: a change is of weights, a tensor is not met or met twice in a pass, or see
             `collect`.
         RunError: a number is not finite.
     """
-    own = activations_of(changes)
-    if len(own) < len(changes):
+    rounded = activations_of(changes)
+    if len(rounded) < len(changes):
         raise ArgumentError(
             "changes: expected activations alone or weights alone, since their gradients differ; "
             "price them apart"
         )
     problem.check_whole()
-    check_places(problem, own)
-    ledger = _Rounding(problem, own)
+    check_places(problem, rounded)
+    ledger = _Rounding(problem, rounded)
     collect(problem, [], ledger, samples=samples, seed=seed)
-    return ledger.draws(), ledger.relative_sizes()
+    return ledger.draws(), ledger.relative_sizes(), ledger.rows
 
 
 class _Rounding(Ledger):
@@ -370,6 +369,7 @@ class _Rounding(Ledger):
         self._inputs: dict[str, Tensor] = {}
         self._held: list[Gradients] = []
         self._norms = torch.zeros(2, len(changes), dtype=torch.float64)
+        self.rows: list[Batch] = []
 
     def _leaf(self, tap: str, tensor: Tensor) -> Tensor:
         if tap not in self._columns:
@@ -392,6 +392,7 @@ class _Rounding(Ledger):
     def begin(self, passed: SampledPass) -> None:
         """Take the tensors of a pass, by which its samples differentiate."""
         self._settle()
+        self.rows.append(passed.rows)
         self._inputs = {tap: tensor for tap, (tensor, _) in self._seen.items()}
         passed.leaves = {tap: leaf for tap, (_, leaf) in self._seen.items()}
 
@@ -406,18 +407,18 @@ class _Rounding(Ledger):
             grids: dict[str, list[ActivationChange]] = {}
             for change in self._columns[tap]:
                 grids.setdefault(change.grid.how, []).append(change)
-            for some in grids.values():
-                delta = some[0].grid.new(tensor) - tensor
+            for alike in grids.values():
+                delta = alike[0].grid.new(tensor) - tensor
                 if not delta.isfinite().all():
                     raise RunError(f"price: {tap!r} is not finite; look at weights and batches")
-                found = [held[tap] for held in self._held]
-                products = [_squares(delta * (0 if g is None else g)) for g in found]
+                gradients = [sample[tap] for sample in self._held]
+                products = [_squares(delta * (0 if g is None else g)) for g in gradients]
                 before, moved = _squares(tensor), _squares(delta)
-                for change in some:
+                for change in alike:
                     column, head = self._column[change.name], change.head
-                    own = slice(None) if head is None else slice(head, head + 1)
-                    squares[:, column] = torch.stack([p[own].sum() for p in products])
-                    self._norms[:, column] += torch.stack([moved[own].sum(), before[own].sum()])
+                    heads = slice(None) if head is None else slice(head, head + 1)
+                    squares[:, column] = torch.stack([p[heads].sum() for p in products])
+                    self._norms[:, column] += torch.stack([moved[heads].sum(), before[heads].sum()])
         if self._held:
             self.squared.append(squares)
         self._held = []
@@ -429,7 +430,7 @@ class _Rounding(Ledger):
             (c.tap for c, norm in zip(self._changes, self._norms[1], strict=True) if not norm), None
         )
         if unmet is not None:
-            raise ArgumentError(f"changes: {unmet!r} was zero or not computed in any pass")
+            raise ArgumentError(f"changes: {unmet!r} is 0 or unused in these batches; leave it out")
         self.pairs = [torch.zeros(0, len(self._changes), dtype=torch.float64)]
         return super().draws()
 

@@ -66,16 +66,16 @@ class Allocation(Tabular):
         Raises:
             ArgumentError: a change is of no storage format.
         """
-        found = {}
+        formats = {}
         for change in self.changes:
             edit = change.edit
             if edit is None or edit.format is None:
                 raise ArgumentError(
-                    f"allocation: {change.name!r} is of no storage format; price hb.in_format(...)"
+                    f"allocation: {change.name!r} has no storage format; price hb.in_format(...)"
                 )
             for name in change.new:
-                found[name] = edit.format, (edit.importance or {}).get(name)
-        return found
+                formats[name] = edit.format, (edit.importance or {}).get(name)
+        return formats
 
     def packed(self) -> dict[str, Any]:
         """Pack the weights as they are now: parameter name → what its format stores."""
@@ -111,12 +111,13 @@ class Allocation(Tabular):
         """Write the quantised model from what `packed` returned; see `save`."""
         model: Any = plain_model(self.model)
         formats = self.formats
-        runtimes = {own.name.partition(":")[0] for own, _ in formats.values()} - {"bf16"}
+        stored_as = {storage.name for storage, _ in formats.values()}
+        runtimes = {name.partition(":")[0] for name in stored_as} - {"bf16"}
         kind = runtimes.pop() if len(runtimes) == 1 else ""
         if (path.suffix == ".gguf") != (kind == "gguf") or kind not in ("gguf", *export.FOLDERS):
             raise ArgumentError(
-                f"path: {path} cannot hold {formats}; one file is of gguf: formats, one folder of "
-                f"{' or '.join(export.FOLDERS)}, both with bf16"
+                f"path: {path} cannot hold {', '.join(sorted(stored_as))}; a .gguf file holds "
+                f"gguf: formats and bf16, a folder {' or '.join(export.FOLDERS)} and bf16"
             )
         if kind != "gguf":
             widths = {
@@ -211,50 +212,50 @@ def allocate(
     """
     budgets = [budget for budget in (bits, bytes, nats) if budget is not None]
     if len(budgets) != 1 or math.isnan(budgets[0]):
-        raise ArgumentError("allocate: expected one of bits=, bytes= and nats=, a number")
+        raise ArgumentError("allocate: give exactly one of bits=, bytes= and nats=, as a number")
     places: dict[str, list[Price]] = {}
     for price in prices:
         places.setdefault(price.place, []).append(price)
     if not places:
         raise ArgumentError("allocate: expected changes of hb.rounded(bits=), found none")
-    hulls = {place: list(_hull(some)) for place, some in places.items()}
+    hulls = {place: list(_hull(several)) for place, several in places.items()}
     fewest = {place: hull[0] for place, hull in hulls.items()}
     pairs = [pair for hull in hulls.values() for pair in pairwise(hull)]
     steps = [after for _, after in sorted(pairs, key=lambda pair: _gain(*pair), reverse=True)]
     if nats is None:
         entries, least = sum(price.size for price in fewest.values()), _stored(fewest)
-        most = budgets[0] if bits is None else bits * entries / 8
-        if least > most and bits is not None:
+        limit = budgets[0] if bits is None else bits * entries / 8
+        if least > limit and bits is not None:
             raise ArgumentError(
-                f"bits: the fewest that were priced are {8 * least / entries:.3g} on average"
+                f"bits: expected at least {8 * least / entries:.3g}, the fewest that were priced"
             )
-        if least > most:
+        if least > limit:
             raise ArgumentError(
                 f"bytes: these weights take at least {least:,.0f} in the formats that were priced, "
-                f"more than the {most:,.0f} that are left for them"
+                f"more than the {limit:,.0f} that are left for them"
             )
-        filled = (_filled(start, steps, most) for start in (fewest, *_uniform(places, most)))
+        filled = (_filled(start, steps, limit) for start in (fewest, *_uniform(places, limit)))
         return tuple(min(filled, key=_total).values())
     chosen, missing = dict(fewest), iter(steps)
     while _total(chosen) > budgets[0]:
         after = next(missing, None)
         if after is None:
             least = _total(chosen)
-            raise ArgumentError(f"nats: the least within reach of the bits priced is {least:.3g}")
+            raise ArgumentError(f"nats: expected at least {least:.3g}, that of the most bits")
         chosen[after.place] = after
     return tuple(chosen.values())
 
 
-def _uniform(places: Mapping[str, Sequence[Price]], most: float) -> Iterator[dict[str, Price]]:
+def _uniform(places: Mapping[str, Sequence[Price]], limit: float) -> Iterator[dict[str, Price]]:
     """Yield the choices with one edit for all places that have several, within `most` bytes."""
-    for edit in dict.fromkeys(_edit(price) for some in places.values() for price in some):
+    for edit in dict.fromkeys(_edit(price) for several in places.values() for price in several):
         alike = {
             place: price
             for place, several in places.items()
             for price in several
             if _edit(price) == edit or len(several) == 1
         }
-        if len(alike) == len(places) and _stored(alike) <= most:
+        if len(alike) == len(places) and _stored(alike) <= limit:
             yield alike
 
 
@@ -264,12 +265,12 @@ def _edit(price: Price) -> str:
     return price.name.removeprefix(place) if price.name.startswith(place) else price.how
 
 
-def _filled(start: Mapping[str, Price], steps: Sequence[Price], most: float) -> dict[str, Price]:
+def _filled(start: Mapping[str, Price], steps: Sequence[Price], limit: float) -> dict[str, Price]:
     """Take the steps to more bytes in order; skip steps that exceed `most` bytes."""
     chosen, used = dict(start), _stored(start)
     for after in steps:
         added = _bytes(after) - _bytes(chosen[after.place])
-        if added > 0 and used + added <= most:
+        if added > 0 and used + added <= limit:
             chosen[after.place] = after
             used += added
     return chosen

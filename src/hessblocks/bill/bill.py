@@ -26,7 +26,7 @@ from hessblocks.bill.draws import Draws, draw
 from hessblocks.bill.edits import in_format
 from hessblocks.bill.measured import BillCheck, measure
 from hessblocks.bill.prices import Price, ratio_estimate, weight_of_full
-from hessblocks.bill.secant import secants
+from hessblocks.bill.secant import secants, without_ruling_pieces
 from hessblocks.curvature import (
     Form,
     ParameterGroup,
@@ -38,7 +38,7 @@ from hessblocks.curvature import (
     overlap,
     plain_model,
 )
-from hessblocks.errors import ArgumentError, check_name, unknown_name
+from hessblocks.errors import ArgumentError, check_name, check_whole, unknown_name
 from hessblocks.linalg import Estimate, keeping
 from hessblocks.malloc import return_freed_memory
 from hessblocks.storage import Tabular
@@ -139,15 +139,15 @@ class Bill(Tabular, Mapping[str, Price]):
             check_name("change", name, self.changes)
         views = {name: self.changes[name].views for name in chosen}
         groups = [
-            ParameterGroup(name=name, role="other", layer=None, views=own)
-            for name, own in views.items()
+            ParameterGroup(name=name, role="other", layer=None, views=cuts)
+            for name, cuts in views.items()
         ]
-        own = activations_of(self.changes[name] for name in chosen)
-        clash = any(a.clashes(b) for a, b in combinations(own, 2))
+        rounded = activations_of(self.changes[name] for name in chosen)
+        clash = any(a.clashes(b) for a, b in combinations(rounded, 2))
         if not groups or len(views) < len(chosen) or clash or overlap(groups):
             raise ArgumentError(
-                "changes: expected some that touch no entry in common, since they cannot be made "
-                f"together else, got {'; '.join(chosen) or 'none'}"
+                "changes: expected at least one, and no two that change the same entries; price "
+                f"those that overlap separately; got {'; '.join(chosen) or 'none'}"
             )
         return self._price(chosen)
 
@@ -181,27 +181,27 @@ class Bill(Tabular, Mapping[str, Price]):
             chosen = self._spread(which)
         self.problem.check_whole()
         several = isinstance(chosen, Iterable) and not isinstance(chosen, str)
-        sets = [_named(one) for one in (chosen if several else [chosen])]
+        sets = [_named(item) for item in (chosen if several else [chosen])]
         if not sets:
             raise ArgumentError(
-                f"which: expected names of changes, or how many from 1 on, got {which!r}"
+                f"which: expected names of changes, or a number of them, got {which!r}"
             )
         forecasts = [self.sum(names) for names in sets]
         problem = self.problem if held_out is None else held_out
         if not isinstance(problem, Problem):
-            own = self.problem
-            problem = Problem(own.model, held_out, own.loss, memory_limit=own.memory_limit)
+            priced = self.problem
+            problem = Problem(priced.model, held_out, priced.loss, memory_limit=priced.memory_limit)
         if problem.model is not self.problem.model:
             raise ArgumentError("held_out: expected a problem of the bill's own model")
         if problem.processes.shard:
             raise ArgumentError("held_out: changes are measured in one process; leave shard out")
         if self.fingerprint != checksums(self.problem.weights.values()):
             raise ArgumentError("model: its weights have changed since the prices; price again")
-        sums = [getattr(one.loss, "reduction", "") == "sum" for one in (problem, self.problem)]
+        sums = [getattr(item.loss, "reduction", "") == "sum" for item in (problem, self.problem)]
         if held_out is not None and any(sums):
             raise ArgumentError(
                 "held_out: a loss with reduction='sum' grows with the amount of data, so forecasts "
-                "hold for the bill's own alone; price a mean, or leave held_out out"
+                "hold for the bill's own data alone; price a mean, or leave held_out out"
             )
         losses = [form_of(self.problem.model, p.loss) for p in (problem, self.problem)]
         if losses[0] != losses[1]:
@@ -214,9 +214,9 @@ class Bill(Tabular, Mapping[str, Price]):
                 "since the prices; price again"
             )
         changes = [[self.changes[name] for name in names] for names in sets]
-        found = measure(problem, forecasts, changes, held_out=held_out is not None)
+        result = measure(problem, forecasts, changes, held_out=held_out is not None)
         self._note_around()  # a pass may have changed state of the model, such as a hook's list
-        return found
+        return result
 
     def together(
         self,
@@ -235,14 +235,14 @@ class Bill(Tabular, Mapping[str, Price]):
         Returns:
             Forecast and measurement.
         """
-        made = {}
+        computed = {}
         for name in names:
             change = self.changes[name]
             values = change.made(self.problem.parameters)
             if new is not None:
                 values = ((key, new[key]) for key in change.new)
-            made[name] = replace(change, new=dict(values))
-        return replace(self, changes={**self.changes, **made}).check([(*made,)], held_out)
+            computed[name] = replace(change, new=dict(values))
+        return replace(self, changes={**self.changes, **computed}).check([(*computed,)], held_out)
 
     def _spread(self, count: int) -> list[str]:
         """Choose `count` changes, evenly spaced in the ranking of forecasts; none if below 1."""
@@ -278,15 +278,15 @@ class Bill(Tabular, Mapping[str, Price]):
         Source: Everett (1963): steps along the convex hull of cost against size, the most useful
             first.
         """
-        for name, given, kind in (
+        for name, value, kind in (
             ("bits", bits, Real),
             ("bytes", bytes, Real),
             ("nats", nats, Real),
             ("costs", costs, Mapping),
         ):
-            if given is not None and not isinstance(given, kind):
+            if value is not None and not isinstance(value, kind):
                 expected = "a number" if kind is Real else "numbers by name of change"
-                raise ArgumentError(f"{name}: expected {expected}, got {given!r}")
+                raise ArgumentError(f"{name}: expected {expected}, got {value!r}")
         prices = [price for price in self.values() if price.bytes is not None]
         if costs is not None:
             prices = [_at_cost(price, costs) for price in prices]
@@ -294,8 +294,8 @@ class Bill(Tabular, Mapping[str, Price]):
             prices = _with_most_bits(prices, bits)
         rest = self.untouched(prices)
         budgets = {"bits": bits, "bytes": None if bytes is None else bytes - rest, "nats": nats}
-        found = allocate(prices, **budgets)
-        return self.chosen([price.name for price in found])
+        choices = allocate(prices, **budgets)
+        return self.chosen([price.name for price in choices])
 
     def untouched(self, prices: Iterable[Price]) -> int:
         """Count the bytes of unedited parameters, at 4 an entry; 0 if activations are rounded."""
@@ -320,12 +320,19 @@ class Bill(Tabular, Mapping[str, Price]):
         """Return one row per change; see `Price`."""
         return [row for price in self.values() for row in price.to_rows()]
 
+    @property
+    def ruling(self) -> str:
+        """How many pieces of text count by their measured divergence; empty if none does."""
+        count = 0 if self.draws.ruling is None else len(self.draws.ruling)
+        where = f"{count} of {len(self.draws.shares)} pieces of text"
+        return f" ({where} by their measured KL: a quadratic fails there)" if count else ""
+
     def __str__(self) -> str:
         """Print the number of changes and of samples, and the most expensive change."""
         dearest = max(self.values(), key=lambda price: price.forecast.value)
         beyond = sum(not price.trusted for price in self.values())
         outside = f", {beyond} outside of the quadratic" if beyond else ""
-        spent = f"{len(self.draws.pieces)} samples"
+        spent = f"{len(self.draws.pieces)} samples{self.ruling}"
         return f"bill of {len(self)} changes, {spent}{outside}; dearest: {dearest}"
 
     def plot(self, ax: Axes | None = None) -> Figure:
@@ -374,18 +381,18 @@ class Bill(Tabular, Mapping[str, Price]):
         )
         diagonal = draws.by_piece(draws.together(draws.squares, columns)) / 2
         signs, share, mixed = draws.signs(columns), 0.0, diagonal
-        more: dict[str, Estimate] = {}
+        extra: dict[str, Estimate] = {}
         if draws.along.shape[1]:
             along = draws.along[:, columns]
             full = draws.by_piece(along.sum(1).square()) / 2
-            own = draws.by_piece(along.square().sum(1)) / 2
+            each_alone = draws.by_piece(along.square().sum(1)) / 2
             share, random = 1.0, all(change.bytes is not None for change in chosen)
             if random:  # only rounding has random signs, so that the diagonal is a forecast too
                 share = weight_of_full(float(diagonal.sum()), float(full.sum()), signs, len(along))
             mixed = (1 - share) * diagonal + share * full
-            more = {
+            extra = {
                 "full": self._estimate(full),
-                "cross": self._estimate(full - own, square=False),
+                "cross": self._estimate(full - each_alone, square=False),
                 "gradient": self._estimate(draws.slopes[:, columns].sum(1), square=False),
             }
         forecast = self._estimate(mixed)
@@ -403,7 +410,7 @@ class Bill(Tabular, Mapping[str, Price]):
             secant=next((self.secants[name] for name in names if name in self.secants), ""),
             full_share=share,
             diagonal=self._estimate(diagonal),
-            **more,
+            **extra,
         )
 
     def _estimate(self, values: Float[Tensor, " U"], *, square: bool = True) -> Estimate:
@@ -421,10 +428,10 @@ def _around(problem: Problem) -> tuple[Form, tuple[float, ...], str]:
 def _named(names: Any) -> tuple[str, ...]:
     """Convert a name, or several names, to a tuple of names."""
     several = isinstance(names, Iterable) and not isinstance(names, str)
-    found = tuple(names if several else [names])
-    if not all(isinstance(name, str) for name in found):
+    listed = tuple(names if several else [names])
+    if not all(isinstance(name, str) for name in listed):
         raise ArgumentError(f"changes: expected names of changes, got {names!r}")
-    return found
+    return listed
 
 
 def _with_most_bits(prices: Sequence[Price], budget: float | None) -> list[Price]:
@@ -445,11 +452,11 @@ def _with_most_bits(prices: Sequence[Price], budget: float | None) -> list[Price
 
 def _at_cost(price: Price, costs: Mapping[str, float]) -> Price:
     """Replace the forecast of a price by another cost."""
-    given, cost = costs.get(price.name, math.nan), math.nan
+    stated, cost = costs.get(price.name, math.nan), math.nan
     with suppress(TypeError, ValueError):
-        cost = float(given)
+        cost = float(stated)
     if not math.isfinite(cost):
-        raise ArgumentError(f"costs: expected a number for {price.name!r}, got {given!r}")
+        raise ArgumentError(f"costs: expected a number for {price.name!r}, got {stated!r}")
     return replace(price, forecast=replace(price.forecast, value=cost))
 
 
@@ -513,38 +520,35 @@ def price(
         True
     """
     check_problem(problem)
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < FEWEST_SAMPLES:
-        raise ArgumentError(
-            f"samples: expected at least {FEWEST_SAMPLES} for an error bar, got {samples!r}"
-        )
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
-    found = checked_changes(problem, changes)
-    named = {change.name: change for change in found}
-    if activations_of(found):
+    check_whole(FEWEST_SAMPLES, samples=samples)
+    check_whole(seed=seed)
+    checked = checked_changes(problem, changes)
+    named = {change.name: change for change in checked}
+    if activations_of(checked):
         if form not in (None, "diagonal"):
-            raise ArgumentError("form: of rounded activations only the diagonal is computed")
-        draws, sizes = draw_activations(problem, found, samples=samples, seed=seed)
+            raise ArgumentError("form: rounded activations are priced by 'diagonal' alone")
+        draws, sizes, rows = draw_activations(problem, checked, samples=samples, seed=seed)
+        draws = without_ruling_pieces(problem, checked, draws, rows)
         return Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
     if form is None:
-        form = "diagonal" if all(change.format for change in found) else "mixture"
+        form = "diagonal" if all(change.format for change in checked) else "mixture"
     check_name("form", form, FORMS)
     if form != "mixture":
         problem.check_whole()
-        if form == "diagonal" and any(change.bytes is None for change in found):
-            raise ArgumentError("form: only changes that round can be priced by the diagonal alone")
-        names = dict.fromkeys(name for change in found for name in change.new)
+        if form == "diagonal" and any(change.bytes is None for change in checked):
+            raise ArgumentError("form: 'diagonal' prices roundings alone; use another form")
+        names = dict.fromkeys(name for change in checked for name in change.new)
         moments = form == "moments"
-        own, draws, sizes = Diagonal(
+        weighed, draws, sizes = Diagonal(
             problem, [*names], samples=samples, seed=seed, moments=moments
-        ).price(found)  # not kept: it holds tensors of all weights
+        ).price(checked)  # not kept: it holds tensors of all weights
         return_freed_memory()
-        named = {change.name: change for change in own}
+        named = {change.name: change for change in weighed}
         bill = Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
         return bill.with_secants()
     parameters = problem.whole_parameters
-    sizes = tuple(change.relative_size(parameters) for change in found)
-    draws = draw(problem, found, samples=samples, seed=seed)
+    sizes = tuple(change.relative_size(parameters) for change in checked)
+    draws = draw(problem, checked, samples=samples, seed=seed)
     bill = Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
     return bill.with_secants()
 

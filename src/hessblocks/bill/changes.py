@@ -71,8 +71,8 @@ class Change:
     @property
     def edit(self) -> Edit | None:
         """The one edit of all its weights; None if there is none, or several."""
-        found = {value if isinstance(value, Edit) else None for value in self.new.values()}
-        return found.pop() if len(found) == 1 else None
+        edits = {value if isinstance(value, Edit) else None for value in self.new.values()}
+        return edits.pop() if len(edits) == 1 else None
 
     @property
     def format(self) -> Format | None:
@@ -103,29 +103,29 @@ class Change:
         """
         for name, value in self.new.items():
             old = parameters[name]
-            found: Any = value
+            tensor: Any = value
             if isinstance(value, Edit):
                 views = [view for view in self.views if view.parameter == name]
-                found = _edited(value, name, old, views)
+                tensor = _edited(value, name, old, views)
             elif callable(value):
-                found = value(old.clone())
-            if not isinstance(found, Tensor) or found.is_complex():
-                kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
+                tensor = value(old.clone())
+            if not isinstance(tensor, Tensor) or tensor.is_complex():
+                kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ArgumentError(
                     f"changes: {self.name!r}: {name!r}: expected a tensor of real numbers, got "
                     f"{kind}"
                 )
-            if found.shape != old.shape:
+            if tensor.shape != old.shape:
                 raise ArgumentError(
                     f"changes: {self.name!r}: {name!r}: expected shape {tuple(old.shape)}, got "
-                    f"{tuple(found.shape)}"
+                    f"{tuple(tensor.shape)}"
                 )
-            found = found.detach().to(old)
-            if not found.isfinite().all():
+            tensor = tensor.detach().to(old)
+            if not tensor.isfinite().all():
                 raise ArgumentError(
                     f"changes: {self.name!r}: {name!r} would become nan or infinite"
                 )
-            yield name, found
+            yield name, tensor
 
     def check_same(self, name: str, delta: Float[Tensor, "..."]) -> None:
         """Store the checksum of Δ at the first call, and compare with it at later calls.
@@ -133,8 +133,8 @@ class Change:
         Raises:
             ArgumentError: the checksum differs.
         """
-        (found,) = checksums([delta])
-        far = abs(found - self.noted.setdefault(name, found))
+        (checksum,) = checksums([delta])
+        far = abs(checksum - self.noted.setdefault(name, checksum))
         if far and far > ALIKE * float(delta.norm()):
             raise ArgumentError(
                 f"changes: {self.name!r}: the change of {name!r} differs from the one that was "
@@ -144,18 +144,18 @@ class Change:
 
     def relative_size(self, parameters: Mapping[str, Float[Tensor, "..."]]) -> float:
         """Compute the largest ‖Δ‖ / ‖w‖ over the parameters; 0 if nothing changes."""
-        found = [0.0]
+        ratios = [0.0]
         for name, new in self.made(parameters):
             old, views = parameters[name], [v for v in self.views if v.parameter == name]
             before = sum(float(view.read(old[None]).double().square().sum()) for view in views)
             after = float((new.double() - old.double()).square().sum())
-            found.append((after / before) ** 0.5 if before else float("inf") * bool(after))
-        return max(found)
+            ratios.append((after / before) ** 0.5 if before else float("inf") * bool(after))
+        return max(ratios)
 
 
 def _edited(edit: Edit, name: str, old: Tensor, views: Iterable[ParameterView]) -> Tensor:
     """Apply an edit to the viewed entries of a parameter; return the new tensor."""
-    found = old.clone(memory_format=torch.contiguous_format)
+    edited = old.clone(memory_format=torch.contiguous_format)
     for view in views:
 
         def cut(tensor: Tensor, view: ParameterView = view) -> Tensor:
@@ -166,8 +166,8 @@ def _edited(edit: Edit, name: str, old: Tensor, views: Iterable[ParameterView]) 
                 )
             return view.read(tensor[None])[0].view(view.shape)
 
-        view.write(found[None], edit.new(cut(old), name, cut).reshape(1, -1).to(old))
-    return found
+        view.write(edited[None], edit.new(cut(old), name, cut).reshape(1, -1).to(old))
+    return edited
 
 
 def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -> dict[str, Change]:
@@ -217,16 +217,16 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
             f"names {'; '.join(hows)}; call change_each once per edit, and rename the changes"
         )
     tables = _tables(where) if isinstance(where, nn.Module) else set()
-    own = {edit.how: _fitting(edit, places, tables) for edit in edits}
+    fitting = {edit.how: _fitting(edit, places, tables) for edit in edits}
     if isinstance(where, nn.Module) and any(edit.format for edit in edits):
         _check_rows(where)
-    found = {}
-    for place in dict.fromkeys(place for some in own.values() for place in some):
+    changes = {}
+    for place in dict.fromkeys(place for by_place in fitting.values() for place in by_place):
         for edit in edits:
-            if views := own[edit.how].get(place):
+            if views := fitting[edit.how].get(place):
                 name = f"{place}, {edit.how}"
-                found[name] = _change(name, place, edit, views)
-    return found
+                changes[name] = _change(name, place, edit, views)
+    return changes
 
 
 def _change(name: str, place: str, edit: Edit | None, views: Views) -> Change:
@@ -245,27 +245,27 @@ def _fitting(edit: Edit, places: Mapping[str, Views], tables: Collection[str]) -
     """Select the places that an edit can be made in, and join those that its runtime fuses."""
     if edit.format is None:
         return {place: views for place, views in places.items() if place not in tables}
-    found: dict[str, Views] = {}
+    fitting: dict[str, Views] = {}
     for place, views in places.items():
         parent, _, name = place.removesuffix(".weight").rpartition(".")
         fused = next((names for names in edit.format.siblings if name in names), ())
-        joined = [f"{parent}.{own}.weight" for own in fused if f"{parent}.{own}.weight" in places]
-        if all(edit.format.fits(view.shape) for one in joined or [place] for view in places[one]):
-            found[", ".join(joined) or place] = sum((places[one] for one in joined), ()) or views
-    if not found:
+        joined = [f"{parent}.{s}.weight" for s in fused if f"{parent}.{s}.weight" in places]
+        if all(edit.format.fits(view.shape) for key in joined or [place] for view in places[key]):
+            fitting[", ".join(joined) or place] = sum((places[key] for key in joined), ()) or views
+    if not fitting:
         shapes = sorted({tuple(view.shape) for views in places.values() for view in views})
         raise ArgumentError(
             f"change_each: the format {edit.how} fits no weight; their shapes are {shapes}"
         )
-    return found
+    return fitting
 
 
 def _check_rows(model: nn.Module) -> None:
     """Refuse models whose weights are stored (inputs, outputs)."""
     if any(isinstance(module, Conv1D) for module in model.modules()):
         raise ArgumentError(
-            "change_each: this model stores weights transposed (GPT-2), along which no runtime's "
-            "format runs; give hb.rounded instead"
+            "change_each: this model (GPT-2) stores its weights transposed, which no storage "
+            "format does; give hb.rounded instead"
         )
 
 
@@ -310,22 +310,22 @@ def checked_changes(
     several: Any = changes if isinstance(changes, Iterable) else [changes]
     named = isinstance(several, Mapping)
     items: Any = several.items() if named else [(getattr(c, "name", None), c) for c in several]
-    found = tuple(
-        replace(given, name=name, noted={})
-        if isinstance(given, Change)
-        else _own(problem, name, given)
-        for name, given in items
+    checked = tuple(
+        replace(change, name=name, noted={})
+        if isinstance(change, Change)
+        else _own(problem, name, change)
+        for name, change in items
     )
-    names = [change.name for change in found]
-    if not found or len(set(names)) < len(names) or not all(isinstance(n, str) for n in names):
+    names = [change.name for change in checked]
+    if not checked or len(set(names)) < len(names) or not all(isinstance(n, str) for n in names):
         raise ArgumentError(
             f"changes: expected at least one, each with a name of its own, got {names!r:.80}"
         )
     parameters = problem.parameters
-    for change in found:
+    for change in checked:
         for name in (name for name in change.new if name not in parameters):
             _check_parameter(problem, change.name, name)
-    return found
+    return checked
 
 
 def _own(problem: Problem, name: str, new: Any) -> Change:
@@ -335,7 +335,7 @@ def _own(problem: Problem, name: str, new: Any) -> Change:
             f"changes: {name!r}: expected new tensors or functions by parameter name, got {new!r}"
         )
     parameters = dict(problem.model.named_parameters())
-    new = {one if one in parameters else plain_name(one): value for one, value in new.items()}
+    new = {key if key in parameters else plain_name(key): value for key, value in new.items()}
     for parameter in new:
         _check_parameter(problem, name, parameter)
     edits = {value if isinstance(value, Edit) else None for value in new.values()}
@@ -352,8 +352,8 @@ def _check_parameter(problem: Problem, change: str, name: str) -> None:
         raise ArgumentError(f"changes: {change!r}: the model has no parameter {name!r}")
     if not named[name].requires_grad:
         raise ArgumentError(f"changes: {change!r}: {name!r} is frozen; set requires_grad_(True)")
-    own = next(n for n in problem.parameters if named[n] is named[name])
+    tied = next(n for n in problem.parameters if named[n] is named[name])
     raise ArgumentError(
-        f"changes: {change!r}: {name!r} is tied to {own!r} and cannot change apart from it; name "
-        f"{own!r} alone"
+        f"changes: {change!r}: {name!r} is tied to {tied!r} and cannot change apart from it; name "
+        f"{tied!r} alone"
     )

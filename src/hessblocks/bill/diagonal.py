@@ -70,8 +70,8 @@ class Diagonal(Ledger):
         """Add the squares of a sample, and multiply it with the reference."""
         parameters, numbers, pairs = self.problem.parameters, [], []
         for name, square in self.squares.items():
-            found = gradients.pop(name)
-            gradient = torch.zeros_like(square) if found is None else found.to(square.dtype)
+            sampled = gradients.pop(name)
+            gradient = torch.zeros_like(square) if sampled is None else sampled.to(square.dtype)
             square.addcmul_(gradient, gradient, value=share)
             product = gradient.mul(parameters[name].detach())
             numbers.append(float(product.flatten() @ product.flatten()))
@@ -113,7 +113,7 @@ class Diagonal(Ledger):
         draws = self.draws()
         reference = dict(zip(self.squares, draws.by_piece(draws.squares).sum(0), strict=True))
         scales = torch.zeros(len(changes), len(self.squares), dtype=torch.float64)
-        found, sizes, columns, computed = [], [], list(self.squares), 0
+        weighed, sizes, columns, computed = [], [], list(self.squares), 0
         for row, change in enumerate(changes):
             change = change.weighed(means)
             largest = 0.0
@@ -123,13 +123,13 @@ class Diagonal(Ledger):
                 largest = max(largest, float(delta.norm() / parameters[name].detach().norm()))
                 cost = self._cost(name, delta)
                 scales[row, columns.index(name)] = cost / max(float(reference[name]), 1e-300)
-            found.append(change)
+            weighed.append(change)
             sizes.append(largest)
             computed += change.size
             if computed > OFTEN:  # tensors of many sizes leave holes
                 return_freed_memory()
                 computed = 0
-        return tuple(found), replace(draws, scales=scales), tuple(sizes)
+        return tuple(weighed), replace(draws, scales=scales), tuple(sizes)
 
 
 class Inputs:

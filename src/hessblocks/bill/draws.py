@@ -1,7 +1,8 @@
 """Multiply sampled gradients with changes; only the products are kept, not the gradients.
 
-Letters: U pieces of the data, D samples, J changes, M pairs of samples, P columns of squares, K
-columns of products, N samples or pairs, g sampled gradient, Δ change, n tokens of a part.
+Letters: U pieces of the data, R of them, D samples, J changes, M pairs of samples, P columns of
+squares, K columns of products, N samples or pairs, g sampled gradient, Δ change, n tokens of a
+part.
 
 Each sample is computed on one piece of the data, of one or several rows. If there are fewer than
 four such pieces, they are cut further by tokens, although tokens of a row are alike. So the spread
@@ -62,6 +63,8 @@ class Draws:
     """∇L·Δ, with L the share of each piece in the loss."""
     scales: Float[Tensor, "J P"] | None = None
     """Diagonal of each change over that of each reference; None if all changes are multiplied."""
+    ruling: Int[Tensor, " R"] | None = None
+    """Pieces whose products were scaled to the divergence measured there; None: none was sought."""
 
     def by_piece(self, values: Float[Tensor, "D ..."]) -> Float[Tensor, "U ..."]:
         """Average over the samples of each piece."""
@@ -83,14 +86,14 @@ class Draws:
 
 
 def parts_of(
-    loss: BatchLoss, logits: Float[Tensor, "..."], most: int
+    loss: BatchLoss, logits: Float[Tensor, "..."], count: int
 ) -> Iterator[tuple[Int[Tensor, " n"], float]]:
     """Cut the data of a pass into consecutive parts of equal size.
 
     Args:
         loss: loss of the pass.
         logits: logits of the pass.
-        most: most parts.
+        count: largest number of parts.
 
     Yields:
         Indices of the part's tokens (of its rows if the loss is not cross-entropy), and the number
@@ -101,7 +104,7 @@ def parts_of(
     else:
         single = logits.ndim == 1 and isinstance(loss, Differentiated) and bool(loss.classes)
         places = torch.arange(1 if single else len(logits))
-    for part in places.tensor_split(max(1, min(most, len(places)))):
+    for part in places.tensor_split(max(1, min(count, len(places)))):
         if len(part):
             yield part, loss.valid * len(part) / len(places)
 
@@ -185,9 +188,7 @@ class Ledger:
         if not (along.isfinite().all() and squares.isfinite().all()):
             raise RunError("price: a gradient is not finite; look at the weights and the batches")
         if len(self.counts) < 2:
-            raise ArgumentError(
-                "batches: one row tells nothing of the error over data; give several"
-            )
+            raise ArgumentError("batches: one row gives no error bar over data; give several")
         pieces, slope = map(torch.tensor, zip(*self.owners, strict=True))
         counts = torch.tensor(self.counts, dtype=torch.float64)
         return Draws(
@@ -206,39 +207,41 @@ def collect(
     """Draw sampled gradients, each on a piece of the data; see `draw`."""
     if not root_is_known(problem):
         raise ArgumentError(
-            "loss: a callable does not tell its curvature, which is the price; use a loss by name "
-            "or a loss module of torch"
+            "loss: prices need a formula for the loss's curvature, which a callable does not have; "
+            "use a loss by name or a loss module of torch"
         )
     parameters = problem.parameters
-    one = sum(parameters[n].numel() * parameters[n].element_size() for n in names)
+    size = sum(parameters[n].numel() * parameters[n].element_size() for n in names)
     rows = sum(problem.batches.rows)
-    plan = plan_passes(problem, names, spare=ledger.fewest * one, most_rows=max(1, rows // samples))
+    plan = plan_passes(
+        problem, names, spare=ledger.fewest * size, most_rows=max(1, rows // samples)
+    )
     limit = problem.memory_limit or default_limit(problem.device)
-    more = problem.processes.least(max(0, (limit - plan.peak) // max(1, one)), problem.device)
-    ledger.most = min(ledger.most, ledger.fewest + more)
-    each = -(-samples // len(plan.passes))
-    most = 1 if len(plan.passes) >= FEWEST_PIECES else each  # tokens of a row are alike
+    room = problem.processes.least(max(0, (limit - plan.peak) // max(1, size)), problem.device)
+    ledger.most = min(ledger.most, ledger.fewest + room)
+    share = -(-samples // len(plan.passes))
+    parts = 1 if len(plan.passes) >= FEWEST_PIECES else share  # tokens of a row are alike
     with ledger.watching(problem):
         for passed in sampled_passes(problem, plan, names):
             ledger.begin(passed)
-            _draw_pass(passed, ledger, each, most, seed)
+            _draw_pass(passed, ledger, share, parts, seed)
 
 
-def _draw_pass(passed: SampledPass, ledger: Ledger, each: int, most: int, seed: int) -> None:
+def _draw_pass(passed: SampledPass, ledger: Ledger, samples: int, count: int, seed: int) -> None:
     """Draw the samples of one pass; they use its parts in turn, if there are fewer parts."""
     loss, logits = passed.loss, passed.values
-    parts = list(parts_of(loss, logits, most))
+    parts = list(parts_of(loss, logits, count))
     first = len(ledger.counts)
     ledger.counts += [count for _, count in parts]
     several = len(parts) > 1
     masks = [_mask(part, loss, logits) if several else None for part, _ in parts]
     for piece, mask in enumerate(masks if ledger.slopes else ()):
         ledger.add(first + piece, passed.gradient(keep=True, of=mask), slope=True, share=1.0)
-    for number in range(each if parts else 0):
+    for number in range(samples if parts else 0):
         piece = number % len(parts)
-        found = passed.sample(number, seed, keep=number + 1 < each, of=masks[piece])
-        share = 1 / len(range(piece, each, len(parts)))
-        ledger.add(first + piece, found, slope=False, share=share)
+        sample = passed.sample(number, seed, keep=number + 1 < samples, of=masks[piece])
+        share = 1 / len(range(piece, samples, len(parts)))
+        ledger.add(first + piece, sample, slope=False, share=share)
 
 
 class _Products(Ledger):
@@ -256,7 +259,7 @@ class _Products(Ledger):
 
     def settle(self) -> None:
         """Compute each change once, and multiply all held gradients with it."""
-        self.held.sort(key=lambda one: one[1])  # samples first: only they are squared
+        self.held.sort(key=lambda entry: entry[1])  # samples first: only they are squared
         parameters = self.problem.whole_parameters
         samples = sum(not slope for _, slope, _ in self.held)
         along = torch.zeros(len(self._changes), len(self.held), dtype=torch.float64)
@@ -267,13 +270,13 @@ class _Products(Ledger):
                 delta = (new.to(dtype) - parameters[name].to(dtype)).flatten()
                 change.check_same(name, delta)
                 delta = self.problem.local_rows(name, delta.view(new.shape)).flatten()
-                found = [held[2][name] for held in self.held]
-                gradients = [torch.zeros_like(delta) if g is None else g.flatten() for g in found]
+                at_name = [entry[2][name] for entry in self.held]
+                gradients = [torch.zeros_like(delta) if g is None else g.flatten() for g in at_name]
                 for part in range(0, len(delta), AT_ONCE):
-                    some = slice(part, part + AT_ONCE)
-                    stacked = torch.stack([g[some] for g in gradients]).to(dtype)
-                    along[column] += (stacked @ delta[some]).cpu()
-                    products = stacked[:samples] * delta[some]
+                    chunk = slice(part, part + AT_ONCE)
+                    stacked = torch.stack([g[chunk] for g in gradients]).to(dtype)
+                    along[column] += (stacked @ delta[chunk]).cpu()
+                    products = stacked[:samples] * delta[chunk]
                     grams[column] += (products @ products.T).cpu()
         self.owners += [(piece, slope) for piece, slope, _ in self.held]
         self.along.append(along.T)
@@ -283,8 +286,8 @@ class _Products(Ledger):
         self.held.clear()
 
     def draws(self) -> Draws:
-        tensors = [torch.cat(each) for each in (self.along, self.squared, self.pairs)]
+        tensors = [torch.cat(listed) for listed in (self.along, self.squared, self.pairs)]
         # one sum for all: each process has multiplied its rows
         sums = self.problem.sum_over_rows(torch.cat(tensors)).split([*map(len, tensors)])
-        self.along, self.squared, self.pairs = ([found] for found in sums)
+        self.along, self.squared, self.pairs = ([total] for total in sums)
         return super().draws()

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, check_whole, unknown_name
 from hessblocks.tensor_formats import Format, formats
 
 Cut = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
@@ -63,8 +63,7 @@ def rounded(*, bits: int, block: int = 64, symmetric: bool = False) -> Edit:
     """
     if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= MOST_BITS:
         raise ArgumentError(f"bits: expected a whole number from 1 to {MOST_BITS}, got {bits!r}")
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise ArgumentError(f"block: expected a whole number above 0, got {block!r}")
+    check_whole(1, block=block)
     levels = _symmetric if symmetric else _between_ends
 
     def new(old: Tensor, name: str, cut: Cut) -> Tensor:

@@ -92,7 +92,7 @@ class BillCheck(Tabular):
         return (
             f"{len(self.measured)} changes measured on {text}: median ratio forecast/measured "
             f"{median(ratios):.3g}, range {min(ratios):.3g} to {max(ratios):.3g}; "
-            f"{near:.0%} from {NEAR[0]} to {NEAR[1]}, "
+            f"{100 * near:.0f} % from {NEAR[0]} to {NEAR[1]}, "
             + ("none trusted" if worst is None else f"the worst among the trusted {worst:.3g}")
             + f"; {', '.join(within)} within 1, 2, 3 standard errors"
         )
@@ -120,13 +120,13 @@ class BillCheck(Tabular):
         points = [
             Series(
                 name=name,
-                x=tuple(p.forecast.value for p, _ in some),
-                y=tuple(m.value for _, m in some),
-                error=tuple(m.standard_error for _, m in some),
-                across=tuple(p.forecast.standard_error for p, _ in some),
+                x=tuple(p.forecast.value for p, _ in pairs_here),
+                y=tuple(m.value for _, m in pairs_here),
+                error=tuple(m.standard_error for _, m in pairs_here),
+                across=tuple(p.forecast.standard_error for p, _ in pairs_here),
                 line=False,
             )
-            for name, some in named.items()
+            for name, pairs_here in named.items()
         ]
         panel = Panel(
             title="Forecast and measured cost",
@@ -168,27 +168,26 @@ def measure(
     rows, passes, counts = sum(problem.batches.rows), [], []
     with problem.computing(), torch.no_grad():
         plan = make_plan(problem, twice=False, most_rows=max(1, rows // pieces))
-        most = PIECES if len(plan.passes) == 1 else 1  # tokens of a row are alike
+        most_parts = PIECES if len(plan.passes) == 1 else 1  # tokens of a row are alike
         parameters = problem.parameters
         only = _together(sets[0], parameters) if len(sets) == 1 else None
         for batch in islice(plan.passes, most_passes):
-            before = _Before(problem, batch, parameters, most)
+            before = DivergenceFrom(problem, batch, parameters, most_parts)
             moved = []
             for changes in sets:
                 new = only or _together(changes, parameters)
-                with rounding(problem, changes):
-                    moved.append(before.divergences(new))
+                moved.append(before.divergences(new, changes))
             passes.append(torch.tensor(moved, dtype=torch.float64).view(len(sets), -1).T)
             counts += before.counts
     if len(counts) < 2:
-        raise ArgumentError("held_out: one row tells nothing of the error over data; give several")
-    found, tokens = torch.cat(passes), torch.tensor(counts, dtype=torch.float64)
-    if not found.isfinite().all():
+        raise ArgumentError("held_out: one row gives no error bar over data; give several")
+    sums, tokens = torch.cat(passes), torch.tensor(counts, dtype=torch.float64)
+    if not sums.isfinite().all():
         raise RunError("check: a divergence is not finite; look at the changes")
     shares = tokens / tokens.sum()
     measured = tuple(
-        replace(ratio_estimate(one / problem.valid, shares, len(shares)), method="measured")
-        for one in found.T
+        replace(ratio_estimate(column / problem.valid, shares, len(shares)), method="measured")
+        for column in sums.T
     )
     return BillCheck(forecasts=tuple(forecasts), measured=measured, held_out=held_out)
 
@@ -197,43 +196,50 @@ def _together(
     changes: Sequence[Change], parameters: Mapping[str, Float[Tensor, "..."]]
 ) -> dict[str, Float[Tensor, "..."]]:
     """Apply several changes to the parameters; two changes may edit one parameter."""
-    found = dict(parameters)
+    together = dict(parameters)
     for change in changes:
-        for name, new in change.made(found):
+        for name, new in change.made(together):
             dtype = working_dtype(new.dtype)
-            change.check_same(name, new.to(dtype) - found[name].to(dtype))
-            found[name] = new
-    return found
+            change.check_same(name, new.to(dtype) - together[name].to(dtype))
+            together[name] = new
+    return together
 
 
-class _Before:
+class DivergenceFrom:
     """Logits, loss and gradient of a pass at the model's own weights, part by part."""
 
     def __init__(
-        self, problem: Problem, batch: Batch, parameters: Mapping[str, Tensor], most: int
+        self,
+        problem: Problem,
+        batch: Batch,
+        parameters: Mapping[str, Float[Tensor, "..."]],
+        most_parts: int,
     ) -> None:
         self._problem, self._batch = problem, batch
         logits, loss = self._logits(parameters)
-        several = most if isinstance(loss, CrossEntropy) else 1
+        several = most_parts if isinstance(loss, CrossEntropy) else 1
         self._parts: list[tuple[Tensor | None, BatchLoss, Tensor, Tensor, float]] = []
         self.counts: list[float] = []
         for part, count in parts_of(loss, logits, several):
-            own = part if isinstance(loss, CrossEntropy) else None
-            some = loss.of_rows(part) if isinstance(loss, CrossEntropy) else loss
-            before = _some(logits, own)
-            gradient = some.derivatives(before, 1.0).gradient
-            self._parts.append((own, some, before, gradient, some.total(before)))
+            indices = part if isinstance(loss, CrossEntropy) else None
+            part_loss = loss.of_rows(part) if isinstance(loss, CrossEntropy) else loss
+            before = _some(logits, indices)
+            gradient = part_loss.derivatives(before, 1.0).gradient
+            self._parts.append((indices, part_loss, before, gradient, part_loss.total(before)))
             self.counts.append(count)
 
-    def divergences(self, parameters: Mapping[str, Tensor]) -> list[float]:
-        """Compute the sum of divergences over each part, at other parameters."""
-        logits, _ = self._logits(parameters)
-        found = []
-        for own, loss, before, gradient, total in self._parts:
-            after = _some(logits, own)
+    def divergences(
+        self, parameters: Mapping[str, Float[Tensor, "..."]], changes: Sequence[Change]
+    ) -> list[float]:
+        """Compute the sum of divergences over each part, at other parameters and activations."""
+        with rounding(self._problem, changes):
+            logits, _ = self._logits(parameters)
+        sums = []
+        for indices, loss, before, gradient, total in self._parts:
+            after = _some(logits, indices)
             first = float(gradient.flatten() @ (after - before).flatten())
-            found.append(loss.total(after) - total - first)
-        return found
+            sums.append(loss.total(after) - total - first)
+        return sums
 
     def _logits(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, BatchLoss]:
         readout, loss = self._problem.forward(self._batch, parameters, twice=False)

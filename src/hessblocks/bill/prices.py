@@ -94,8 +94,8 @@ class Price(Tabular):
         about = {name: getattr(self, name) for name in names}
         numbers: dict[str, float] = {}
         for name in ("forecast", "diagonal", "full", "cross", "gradient"):
-            if found := getattr(self, name):
-                numbers |= {name: found.value, f"{name}_error": found.standard_error}
+            if estimate := getattr(self, name):
+                numbers |= {name: estimate.value, f"{name}_error": estimate.standard_error}
         return [{**about, **numbers, "outside": self.outside}]
 
     def __str__(self) -> str:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hessblocks.bill.activations import ActivationChange, activations_of
 from hessblocks.bill.changes import Change, New
-from hessblocks.bill.measured import measure
-from hessblocks.curvature import Problem, make_plan
+from hessblocks.bill.draws import Draws
+from hessblocks.bill.measured import DivergenceFrom, measure
+from hessblocks.curvature import Batch, Problem, make_plan
 from hessblocks.errors import ArgumentError, RunError
 
 if TYPE_CHECKING:
@@ -36,10 +38,14 @@ PASSES = 4
 NOT_MEASURED = "the way to it could not be measured"
 LEAST = 1e-9
 """Divergence in nats per token below which rounding errors of float32 may decide."""
-LEAST_WITH_CHOICES = 1e-5
+LEAST_WITH_CHOICES = 5e-5
 """The same in a model that chooses, where one choice that flips on other text may decide."""
 CHOICES = ("topk", "sort", "argmax", "argmin", "kthvalue", "round", "multinomial", "bucketize")
-"""Operations whose result jumps with their input."""
+"""Operations whose result jumps with their input, besides `max` and `min` along an axis."""
+TINY = 0.1
+"""Share of a rounding at which its divergence is measured on a piece that rules a forecast."""
+RULING = 4.0
+"""A piece of text rules a forecast if it costs so many times what the median piece does."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -55,7 +61,12 @@ class _Choices(TorchDispatchMode):
     ) -> Any:
         name = func.overloadpacket.__name__
         values = arguments[0] if arguments else None
-        if name in CHOICES and isinstance(values, torch.Tensor) and values.is_floating_point():
+        places = name in ("max", "min") and func._overloadname == "dim"  # has the indices too
+        if (
+            (places or name in CHOICES)
+            and isinstance(values, torch.Tensor)
+            and values.is_floating_point()
+        ):
             dim = arguments[2] if len(arguments) > 2 else -1
             taken = name == "topk" and arguments[1] == values.shape[dim]
             self.seen = self.seen or not taken
@@ -69,7 +80,8 @@ def chooses(problem: Problem) -> bool:
         problem: model and data; a pass over its first rows is made.
 
     Returns:
-        True if an operation of `CHOICES` ran on computed numbers.
+        True if an operation of `CHOICES`, or one that finds the largest entry, ran on computed
+        numbers.
     """
     with problem.computing(), torch.no_grad():
         batch = next(iter(make_plan(problem, twice=False, most_rows=1).passes))
@@ -131,21 +143,73 @@ def secants(
     return outside
 
 
+def without_ruling_pieces(
+    problem: Problem, changes: Sequence[Change], draws: Draws, rows: Sequence[Batch]
+) -> Draws:
+    """Scale the products of pieces that rule a forecast to the divergence measured there.
+
+    Near a flip, as of a first token that just does or does not become an attention sink, the
+    curvature is large, and holds for tiny steps alone: such a piece may cost 30 times its KL.
+
+    Args:
+        problem: model, loss and data of the draws.
+        changes: changes of the draws that round activations.
+        draws: their products; only the diagonal's are scaled.
+        rows: rows of each pass; if passes have several pieces, nothing is sought.
+
+    Returns:
+        The draws, with `ruling`.
+
+    Cost: three forward passes over each such piece for each role and edit.
+    """
+    if len(rows) != len(draws.shares):
+        return draws
+    rounded, alike = activations_of(changes), dict[tuple[str, str], list[int]]()
+    for column, change in enumerate(rounded):
+        alike.setdefault((_NUMBER.sub("N", change.place), change.how), []).append(column)
+    squares, ruling = draws.squares.clone(), set[int]()
+    with problem.computing(), torch.no_grad():
+        for columns in alike.values():
+            forecasts = draws.by_piece(draws.together(draws.squares, columns)) / 2
+            costs = forecasts / draws.shares
+            for piece in (costs > RULING * costs.median()).nonzero()[:, 0].tolist():
+                before = DivergenceFrom(problem, rows[piece], problem.parameters, 1)
+                full, tiny = (
+                    before.divergences(
+                        problem.parameters, [_rounded(rounded[c], t) for c in columns]
+                    )[0]
+                    for t in (1.0, TINY)
+                )
+                # a sample that is large by chance is no reason: the mean needs it
+                if tiny / TINY**2 > FAR * full > 0:
+                    samples = (draws.pieces == piece).nonzero()
+                    share = full / problem.valid / float(forecasts[piece])
+                    squares[samples, torch.tensor(columns)] *= share
+                    ruling.add(piece)
+    return replace(draws, squares=squares, ruling=torch.tensor(sorted(ruling), dtype=torch.int64))
+
+
+def _rounded(change: ActivationChange, t: float) -> ActivationChange:
+    """Make the share t of a rounding."""
+    levels = change.grid.levels
+    return replace(change, grid=replace(change.grid, levels=lambda x: torch.lerp(x, levels(x), t)))
+
+
 def _reason(forecast: float, scaled: Mapping[float, float], choosing: bool, rounds: bool) -> str:
     """Say how K(t) / t² differs from a constant or the forecast; empty if it does not."""
-    whole, limit = scaled[1.0], FAR_WITH_CHOICES if choosing else FAR
-    if whole < LEAST and not choosing:
+    full, limit = scaled[1.0], FAR_WITH_CHOICES if choosing else FAR
+    if full < LEAST and not choosing:
         return ""
     for t, value in scaled.items():
-        if not whole / limit <= value <= whole * limit:
-            times = f"{value / whole:.2g} times" if whole else "not"
+        if not full / limit <= value <= full * limit:
+            times = f"{value / full:.2g} times" if full else "not"
             return f"KL of {t:g} of the change is {times} what a quadratic has"
-    if choosing and whole < LEAST_WITH_CHOICES:
-        return f"one choice that flips on other text may cost more than its {whole:.2g} nats"
-    if choosing and not whole / limit <= forecast <= whole * limit:
-        return f"the model makes choices, and its KL was {whole:.2g} nats on the same text"
-    if rounds and whole > limit * forecast:
-        return f"its KL was {whole / forecast:.2g} times the forecast on the same text"
+    if choosing and full < LEAST_WITH_CHOICES:
+        return f"one choice that flips on other text may cost more than its {full:.2g} nats"
+    if choosing and not full / limit <= forecast <= full * limit:
+        return f"the model makes choices, and its KL was {full:.2g} nats on the same text"
+    if rounds and full > limit * forecast:
+        return f"its KL was {full / forecast:.2g} times the forecast on the same text"
     return ""
 
 

@@ -102,11 +102,11 @@ def attention_tensors(model: nn.Module) -> dict[str, tuple[int, int]]:
     kind, config = type(model).__name__, getattr(model, "config", None)
     if config is None or getattr(config, "is_encoder_decoder", False):
         raise ArgumentError(f"model: expected a decoder of transformers with a cache, got {kind}")
-    found: dict[str, tuple[int, int]] = {}
+    sizes: dict[str, tuple[int, int]] = {}
 
     def note(tap: str, tensor: Tensor) -> Tensor:
         if tap.split()[-1] in TENSORS and tensor.ndim == 4:
-            found.setdefault(tap, (tensor.shape[1], tensor.shape[3]))
+            sizes.setdefault(tap, (tensor.shape[1], tensor.shape[3]))
         return tensor
 
     device = next(model.parameters()).device
@@ -119,15 +119,15 @@ def attention_tensors(model: nn.Module) -> dict[str, tuple[int, int]]:
                 f"model: {kind} cannot be called with token ids: {error}"
             ) from error
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 1)
-    if not found:
+    if not sizes:
         raise ArgumentError(
             f"model: the attention of {kind} does not go through transformers' attention "
             "interface, so that its keys and values cannot be rounded"
         )
-    callers = {tap.rpartition(" ")[0] for tap in found}
+    callers = {tap.rpartition(" ")[0] for tap in sizes}
     if len(callers) > layers:
         raise ArgumentError(
             f"model: {kind} has {layers} layers and {len(callers)} attentions; which of them have "
             "a cache is not known"
         )
-    return found
+    return sizes

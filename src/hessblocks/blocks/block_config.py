@@ -171,8 +171,7 @@ def _with_values(part: Any, tree: Mapping[str, Any], path: str) -> Any:
         slot = f"{path}.{name}".lstrip(".")
         if slot in SIZES:
             raise ArgumentError(
-                f"{slot}: a size that presets depend on; give it by its own name, {slot}, not as "
-                "a slot."
+                f"{slot}: is a size, which presets depend on, not a slot; give it as {slot}=."
             )
         value = getattr(part, name)
         if _ITSELF in node:

@@ -75,8 +75,8 @@ class Dense(Weight, kind="dense"):
         super().__post_init__()
         if self.std != FAN_IN and self.gain != GAIN:
             raise ArgumentError(
-                f"dense: gain={self.gain:g} and std={self.std:g} exclude each other: a gain is "
-                "that of std='fan-in'; leave one of them out"
+                f"dense: gain={self.gain:g} and std={self.std:g} exclude each other: a gain scales "
+                "std='fan-in'; leave one of them out"
             )
 
     @property

@@ -8,7 +8,6 @@ only the rows i = j are computed.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
 from jaxtyping import Float
@@ -17,7 +16,7 @@ from torch import Tensor
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.products import Hessian, HessianBlock, Problem, squared_products
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import RunError, check_whole
 from hessblocks.linalg import (
     FEWEST_PROBES,
     Estimate,
@@ -157,12 +156,7 @@ def check_probes(probes: int) -> None:
     Raises:
         ArgumentError: there are too few.
     """
-    if not isinstance(probes, Integral):
-        raise ArgumentError(f"probes: expected a whole number, got {probes!r}")
-    if probes < FEWEST_PROBES:
-        raise ArgumentError(
-            f"probes: expected at least {FEWEST_PROBES} for an error bar, got {probes}"
-        )
+    check_whole(FEWEST_PROBES, probes=probes)
 
 
 def _vectors(

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterable
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hessblocks.conventions import AnyPath
 from hessblocks.data.corpus import Windows
 from hessblocks.data.python_code import user_files
 from hessblocks.data.texts import Text, pieces_of, thinned
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, check_whole
 from hessblocks.escape import printable
 
 FILE_NAME = re.compile(r"(?!\S{256})(\S*[/\\]\S*|\S+\.\w{1,8})")
@@ -63,13 +62,9 @@ def text_batch(
         raise ArgumentError("tokenizer: this model has none; give {'input_ids': ...} of your own.")
     if not callable(tokenizer):
         raise ArgumentError(f"tokenizer: expected one of transformers, got {tokenizer!r:.50}")
-    for name, value, least in (
-        ("tokens", tokens, 2),
-        ("sequences", sequences, 1),
-        ("seed", seed, 0),
-    ):
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise ArgumentError(f"{name}: expected a whole number from {least} on, got {value!r}")
+    check_whole(2, tokens=tokens)
+    check_whole(1, sequences=sequences)
+    check_whole(0, seed=seed)
     ids = encoded(tokenizer, documents_of(text))
     name = "the text" if isinstance(text, str) and not os.path.exists(text) else str(text)
     windows = Windows(ids, tokens, template_start(tokenizer, bare))
@@ -118,7 +113,7 @@ def documents_of(text: AnyPath) -> list[Text]:
         raise ArgumentError(f"text: expected a path or a text, got {type(text).__name__}")
     if isinstance(text, str) and not os.path.exists(text):
         if FILE_NAME.fullmatch(text):
-            raise ArgumentError(f"text: {text!r} is not a file or folder; a text needs a space")
+            raise ArgumentError(f"text: {text!r} is not a file, a folder or a text with spaces")
         return [text]
     source = user_files(Path(text))
     return [document for split in source.splits for _, document in source.read(split)]

@@ -27,6 +27,11 @@ MARGIN = 0.1
 """White margin around a picture on a page, in inches."""
 SHEET = rb'width="[^"]+" height="[^"]+" viewBox="[^"]+"'
 """Pattern of the size of an SVG."""
+DARK = b"""<style>@media (prefers-color-scheme: dark) {
+ svg { fill: #e8e8e8 } [style*="stroke: #000000"] { stroke: #e8e8e8 !important }
+ [style*="fill: #ffffff"] { fill: #17191c !important } }</style>
+"""
+"""Colours of a map in dark mode. Its cells stay: inverted, the highest values were darkest."""
 UNDATED = {"Date": None, "Creator": None}
 """Metadata of an SVG: no date and no version, so that files are reproducible."""
 
@@ -98,4 +103,6 @@ def page_picture(figure: Figure) -> bytes:
     inches = box.x0, figure.get_figheight() - box.y1, box.width, box.height
     left, top, width, height = (f"{72 * length:.2f}" for length in inches)
     view = f'width="{width}pt" height="{height}pt" viewBox="{left} {top} {width} {height}"'
-    return re.sub(SHEET, view.encode(), svg.getvalue(), count=1)
+    picture = re.sub(SHEET, view.encode(), svg.getvalue(), count=1)
+    of_map = any(axis.images for axis in figure.axes)
+    return picture.replace(b" <defs>", DARK + b" <defs>", 1) if of_map else picture

@@ -19,24 +19,13 @@ from transformers import modeling_gguf_pytorch_utils as hf_names
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.export.deci import DECI, deci_fields, deci_tensors
-from hessblocks.models import HessblocksForCausalLM, names_once, open_gguf
+from hessblocks.models import HessblocksForCausalLM, names_once, open_gguf, split_name
 from hessblocks.storage import atomic_path
 from hessblocks.tensor_formats import as_rows, formats, library
 
 WHY = "a GGUF file"
 ALIGNED = 32
 """Tensors begin at multiples of so many bytes."""
-LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-SPLITS = {
-    ("ByteLevel",): "gpt-2",
-    ("Digits", "ByteLevel"): "smollm",
-    (LLAMA_3, "ByteLevel"): "llama-bpe",
-    (LLAMA_3.replace("{1,3}", ""), "ByteLevel"): "qwen2",
-}
-"""How a tokeniser splits text before it merges → llama.cpp's name for it."""
 TYPES = ("f16", "f32", "q8_0")
 """Types of the matrices that `to_gguf` writes."""
 HALF = replace(formats()["bf16"], name="gguf:F16", pack=lambda rows, importance: rows.half())
@@ -197,13 +186,8 @@ def other_tensors(source: str, names: Collection[str]) -> dict[str, tuple[Any, s
 def _of_tokenizer(tokenizer: Any, size: int) -> dict[str, Any]:
     """Turn a byte-level BPE tokeniser into fields of llama.cpp, filled up to a size."""
     stored = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer else {"model": {}}
-    steps = stored.get("pre_tokenizer") or {}
-    words = tuple(
-        step["pattern"].get("Regex", "") if step["type"] == "Split" else step["type"]
-        for step in steps.get("pretokenizers", [steps])
-        if step
-    )
-    if stored["model"].get("type") != "BPE" or words not in SPLITS:
+    name = split_name(stored) if stored["model"].get("type") == "BPE" else None
+    if name is None:
         raise ArgumentError(
             "--to gguf: llama.cpp's name for the way in which this tokeniser splits text is not "
             "known; convert the model by llama.cpp's convert_hf_to_gguf.py, and give the file as "
@@ -220,7 +204,7 @@ def _of_tokenizer(tokenizer: Any, size: int) -> dict[str, Any]:
     plain = tokenizer("a")["input_ids"]
     fields = {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": SPLITS[words],
+        "tokenizer.ggml.pre": name,
         "tokenizer.ggml.tokens": [tokens.get(number, f"[PAD{number}]") for number in order],
         "tokenizer.ggml.token_type": [np.int32(kind) for kind in kinds],
         "tokenizer.ggml.merges": merges,

@@ -100,9 +100,8 @@ def cache_sentences(
         if by[cheap] > 0:
             yield (
                 f"At {width} bits {kind} cost {by[cheap]:.3g} nats ({kind_of_cost}) with a scale "
-                f"per {cheap} and "
-                f"{by[dear] / by[cheap]:.2g} times as much with one per {dear}; the first token "
-                f"carries {1 - exact / by['token']:.0%} of their cost per token."
+                f"per {cheap} and {by[dear] / by[cheap]:.2g} times as much with one per {dear}; "
+                f"the first token carries {1 - exact / by['token']:.0%} of their cost per token."
             )
     for name in costs:
         if name.startswith("recipe at"):

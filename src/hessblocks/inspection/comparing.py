@@ -81,7 +81,7 @@ def compare(
         if name == block:
             continue
         if set(name) & set("+,[]/\\") or name in PRESETS:
-            raise ArgumentError(f"blocks: {name!r} cannot name a block of yours; take another name")
+            raise ArgumentError(f"blocks: {name!r} is not allowed as a name; choose another")
         config = block if isinstance(block, BlockConfig) else preset(block, **sizes)
         written[name] = canonical(config.to_dict())
     for part in (part for name in named_blocks for part in pattern_names(name)):

@@ -75,7 +75,7 @@ def measure_price(
             Face cache.
         data: file or folder of text.
         out: run folder, new or of the same call, except that `allocate` may differ; by default
-            runs/price-MODEL.
+            runs/price-MODEL, or runs/cache-MODEL where the cache or activations are rounded.
         device: cpu, cuda or auto.
         progress: shows the estimated cost first, then stages.
         finish: called with the folder at the end.
@@ -118,7 +118,8 @@ def measure_price(
         if rounding:
             changes = rounded_activations(model, settings)
     told = note_history(settings, model.config, tokenizer, progress)
-    folder = Path(out or Path("runs", f"price-{subject.name.replace('/', '-')}"))
+    what = "cache" if rounding else "price"
+    folder = Path(out or Path("runs", f"{what}-{subject.name.replace('/', '-')}"))
     config = {
         "command": "price",
         "source": source,
@@ -136,7 +137,7 @@ def measure_price(
     summary = before if before.get("asked", "") == settings.allocate else {}
     with claimed(folder, config, free=["allocate"]):
         check = min(settings.check, len(changes))
-        measured = check + 1 + 2 * (len(edits) + 1) if check else 0
+        measured = check + 1 + 2 * (len(config["edits"]) + 1) if check else 0
         bill = stored_bill(problem, changes, settings, folder, drawn, progress, measured)
         bill.save(folder / "bill.csv")
         if not summary:
@@ -349,7 +350,8 @@ def announced(
     """
     if not any(change.new for change in changes.values()):
         passes = f"{settings.sequences} forward and {settings.samples} backward passes at least"
-        return f"{len(changes)} changes: {passes}, one of each for every window of the text"
+        passes += f", one of each for every window of the text; then about {measured:.0f} forward"
+        return f"{len(changes)} changes: {passes} passes over other text for the check"
     # else gradients are kept, a few at a time
     diagonal = getattr(settings, "against", "") or all(c.format for c in changes.values())
     parameters, making, wall = problem.parameters, 0.0, time.perf_counter()

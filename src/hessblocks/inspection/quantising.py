@@ -255,8 +255,8 @@ class _Target:
             low, high = (f"{size / 1e6:.4g}M" for size in sizes)
             bits = " to ".join(f"{8 * size / weights:.3g}" for size in sizes)
             raise ArgumentError(
-                f"{word}: the file can have {low} to {high} ({bits} bits a weight) in these "
-                f"formats, not {limit / 1e6:.4g}M."
+                f"{word}: expected {low} to {high} ({bits} bits a weight), the least and the most "
+                f"in these formats, got {limit / 1e6:.4g}M."
             )
         return bill.allocate(bytes=limit - self.header)
 
@@ -283,7 +283,7 @@ def _read_back(
             unpack, rows = chosen.formats[name][0].unpack, as_rows(parameter)
             expected = unpack(packed[name], rows.shape).view(parameter.shape)
         if not torch.equal(stored[name], expected):
-            raise RunError(f"{file}: {name} reads back otherwise than priced; do not use the file")
+            raise RunError(f"{file}: {name} reads back differently than priced; delete the file")
     return stored
 
 

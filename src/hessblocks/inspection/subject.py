@@ -27,6 +27,10 @@ NOT_OF_THE_FUNCTION = WITHOUT_EFFECT | {
     "pretraining_tp", "task_specific_params", "id2label", "label2id", "family",
 }  # fmt: skip
 """Entries that models of one function may differ in."""
+SPLIT = "It's 2024, x_1 = (3.14 +\t1e-9)!\n\n  We'LL\r\nnaïve 漢字 ABCdef "
+"""Text with much of what tokenisers split in different ways."""
+MOST_WORDS = 5000
+"""Tokens of a vocabulary, about, whose text two tokenisers are compared by."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Memory address in the default `repr` of an object, which differs between processes."""
 
@@ -126,12 +130,28 @@ def other_function(first: Any, second: Any, tokenizers: Sequence[Any]) -> list[s
         tokenizers: their tokenisers; None for one that has none.
 
     Returns:
-        Names of entries of the configurations, and `vocabulary`.
+        Names of entries of the configurations; `vocabulary`; or `tokenizer`, where merges or the
+        way in which text is split give other tokens.
     """
     left, right = (dict(_entries(config.to_dict(), "")) for config in (first, second))
     names = [name for name in {**left, **right} if not _alike(left.get(name), right.get(name))]
-    words = [tokenizer.get_vocab() for tokenizer in tokenizers if tokenizer is not None]
-    return names + ["vocabulary"] * (len(words) == len(tokenizers) and words[0] != words[1])
+    if None in tokenizers:
+        return names
+    model, other = tokenizers
+    if model.get_vocab() != other.get_vocab():
+        return [*names, "vocabulary"]
+    some = range(0, len(model), 1 + len(model) // MOST_WORDS)
+    text = SPLIT + " ".join(model.decode([number]) for number in some)
+    own, theirs = (_ids(tokenizer, text) for tokenizer in tokenizers)
+    return names + ["tokenizer"] * (own != theirs)
+
+
+def _ids(tokenizer: Any, text: str) -> Any:
+    """Encode a text; None if the tokeniser refuses a letter of it."""
+    try:
+        return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    except Exception:  # tokenizers raises no other class
+        return None
 
 
 def _entries(values: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.conversion import from_pretrained_blocks, to_family
 from hessblocks.models.drawing import draw_blocks
 from hessblocks.models.gguf import names_once, open_gguf, stored_within, stored_words
+from hessblocks.models.gguf_tokenizer import split_name
 from hessblocks.models.heads import (
     TASKS,
     HessblocksForCausalLM,

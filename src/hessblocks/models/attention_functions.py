@@ -146,8 +146,8 @@ def _check_entries(mask: Tensor) -> None:
             return
         got = f"{mask.max().item():g}"
     raise ArgumentError(
-        "attention_mask: of four axes it holds booleans, or numbers to add to scores, 0 or below, "
-        f"got {got}; where 1 marks what may be attended to, give mask.bool()"
+        "attention_mask: expected booleans, or numbers of at most 0 to add to the scores, in a "
+        f"mask of four axes, got {got}; if 1 marks what may be attended to, give mask.bool()"
     )
 
 

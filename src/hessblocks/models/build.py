@@ -159,7 +159,7 @@ def _named(word: str, files: dict[str, Path], option: str) -> str:
     if name in blocks.PRESETS or files.setdefault(name, path) != path:
         raise ArgumentError(f"{option}: there are two blocks called {name!r}; rename {path}.")
     if not stays_inside(name) or not name or set(name) & set("+,[]"):
-        raise ArgumentError(f"{option}: {path}: its name cannot name a block; rename the file.")
+        raise ArgumentError(f"{option}: {path} is not a usable name of a block; rename it.")
     return name + brackets
 
 
@@ -171,6 +171,6 @@ def _read(path: Path, option: str) -> blocks.BlockConfig:
         return blocks.BlockConfig.from_dict(read_object(path))
     except (ArgumentError, RunError) as error:
         raise ArgumentError(
-            f"{option}: {path} holds no block that this version knows ({error}); write it with "
+            f"{option}: {path} is not a block that this version reads ({error}); write it with "
             "BlockConfig.to_dict."
         ) from error

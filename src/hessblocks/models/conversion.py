@@ -68,14 +68,14 @@ def _attention(weight: Dense, **fields: Any) -> Attention:
 def _activation(config: Any, name: str) -> str:
     activation = getattr(config, name)
     if activation not in ACTIVATIONS:
-        raise unfit(config, f"{name}={activation!r}, known are {', '.join(ACTIVATIONS)}")
+        raise unfit(config, f"{name}={activation!r}; expected {' or '.join(ACTIVATIONS)}")
     return ACTIVATIONS[activation]
 
 
 def _rotary(config: Any) -> RotaryPosition:
     rope = config.rope_parameters
     if (kind := rope.get("rope_type", "default")) != "default":
-        raise unfit(config, f"rope_type={kind!r}: positions are turned without scaling alone")
+        raise unfit(config, f"rope_type={kind!r}; expected rotary positions without scaling")
     share = rope.get("partial_rotary_factor", 1.0) if config.model_type == "gpt_neox" else 1.0
     return RotaryPosition(base=float(rope["rope_theta"]), share=float(share))
 
@@ -107,7 +107,7 @@ def _llama(config: Any) -> list[BlockConfig]:
 
 def _gpt2(config: Any) -> list[BlockConfig]:
     if config.add_cross_attention:
-        raise unfit(config, "add_cross_attention=True: our blocks attend to their own tokens")
+        raise unfit(config, "add_cross_attention=True; expected False")
     norm, dense = LayerNorm(eps=config.layer_norm_epsilon), Dense(bias=True)
     block = BlockConfig(
         **_fields(config, norm),
@@ -149,7 +149,7 @@ def _blocks_of(config: Any) -> list[BlockConfig]:
     kind = getattr(config, "model_type", type(config).__name__)
     if kind not in BLOCKS:
         raise ArgumentError(
-            f"model: a model of {kind} cannot become blocks; known are {', '.join(BLOCKS)}"
+            f"model: a {kind} cannot become blocks; expected one of {', '.join(BLOCKS)}"
         )
     return BLOCKS[kind](config)
 
@@ -198,7 +198,7 @@ def _from_ours(places: State, ours: State, config: Any) -> State:
 
 def unfit(config: Any, reason: str) -> ArgumentError:
     """Make an error about a part that our blocks do not support."""
-    return ArgumentError(f"model: a {config.model_type} with {reason} cannot become blocks")
+    return ArgumentError(f"model: this {config.model_type} cannot become blocks: {reason}")
 
 
 KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "vocab_size")
@@ -301,8 +301,9 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
             stated_fields = stated.to_dict().items()
             name = next(name for name, value in stated_fields if block.to_dict()[name] != value)
             raise ArgumentError(
-                f"model: the configuration of {config.model_type} cannot say that layer {layer} "
-                f"has another {name}; hb.to_gguf writes a Llama with layers of different sizes"
+                f"model: the configuration of {config.model_type} has one {name} for all layers, "
+                f"and layer {layer} has another; hb.to_gguf writes a Llama with layers of "
+                "different sizes"
             )
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         places = AutoModelForCausalLM.from_config(config).state_dict()
@@ -360,6 +361,6 @@ def _check_logits(original: PreTrainedModel, converted: PreTrainedModel) -> None
     difference = float((after - expected).abs().max() / expected.abs().max())
     if not difference <= max(torch.finfo(original.dtype).eps, SINGLE) ** 0.5:
         raise RunError(
-            f"model: as another class its logits would differ by {difference:.1e} of the largest; "
-            "it computes something that its configuration does not say"
+            f"model: rebuilt from its configuration, its logits differ by {difference:.1e} of the "
+            "largest; undo what was changed in it after loading"
         )

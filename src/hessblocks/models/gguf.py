@@ -190,7 +190,7 @@ def complete_config(path: Path, reader: Any, config: Any) -> None:
         raise
     except Exception as error:  # a value of another type may cause any kind of error
         raise ArgumentError(
-            f"MODEL: {path}: a value of {kind}.* is of another type ({_short(error)}); copy or "
+            f"MODEL: {path}: a value of {kind}.* has the wrong type ({_short(error)}); copy or "
             "download the file again."
         ) from error
 

@@ -50,17 +50,17 @@ class _Header:
             self._skip(self._count(1))
             axes = self._number("I")
             if axes > MOST_AXES:
-                raise ValueError(f"a tensor of {axes} axes")
+                raise ValueError(f"a tensor has {axes} axes")
             entries = 1
             for _ in range(axes):
                 entries *= self._number("Q")
             kind, offset = self._number("I"), self._number("Q")
             if kind not in GGML_QUANT_SIZES:
-                raise ValueError(f"a tensor of the unknown type {kind}")
+                raise ValueError(f"a tensor has the unknown type {kind}")
             block, width = GGML_QUANT_SIZES[kind]  # type: ignore[index]
             total += entries * width // block
             if max(total, offset + entries * width // block) > self._size - self._file.tell():
-                raise ValueError(f"a tensor of {entries} entries at {offset}")
+                raise ValueError(f"a tensor has {entries} entries at {offset}, beyond its end")
 
     def _number(self, kind: str) -> int:
         width = struct.calcsize(kind)
@@ -73,7 +73,7 @@ class _Header:
         """Read the number of things that take at least `width` bytes each."""
         count = self._number("Q")
         if count * width > self._size - self._file.tell():
-            raise ValueError(f"it names {count} entries in {self._size} bytes")
+            raise ValueError(f"it lists {count} entries in {self._size} bytes")
         return count
 
     def _skip(self, count: int) -> None:
@@ -85,10 +85,10 @@ class _Header:
         elif kind == ARRAY:
             kind = self._number("I")
             if kind != STRING and kind not in WIDTHS:
-                raise ValueError(f"an array of the type {kind}")
+                raise ValueError(f"an array has the unknown type {kind}")
             count = self._count(WIDTHS.get(kind, 8))
             if count > MOST_ENTRIES:
-                raise ValueError(f"an array of {count} entries")
+                raise ValueError(f"an array has {count} entries")
             if kind == STRING:
                 for _ in range(count):
                     self._skip(self._count(1))
@@ -97,4 +97,4 @@ class _Header:
         elif kind in WIDTHS:
             self._skip(WIDTHS[kind])
         else:
-            raise ValueError(f"a field of the type {kind}")
+            raise ValueError(f"a field has the unknown type {kind}")

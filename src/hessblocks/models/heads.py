@@ -80,9 +80,8 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
             ArgumentError: always.
         """
         raise ArgumentError(
-            "generate_batch: continuous batching packs requests into one row over keys in pages, "
-            "which the mean over keys of shaped attention cannot tell apart; use generate with a "
-            "padded batch"
+            "generate_batch: continuous batching packs several requests into one row, and shaped "
+            "attention would average over the keys of all; use generate with a padded batch"
         )
 
     @can_return_tuple  # type: ignore[untyped-decorator]

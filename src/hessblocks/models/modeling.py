@@ -47,8 +47,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
         self.windows = {window for window in windows if window is not None}
         if self.windows and not config.causal:
             raise ArgumentError(
-                "attention.window: it counts the tokens before a token, and a model that attends "
-                "in both directions has none; leave it out"
+                "attention.window: expected None with causal=False, since a window counts the "
+                "tokens before a token; leave it out"
             )
         self.position = block.position
         self.token_embedding: nn.Module = nn.Embedding(config.vocab_size, block.width)

@@ -148,8 +148,8 @@ def check_keywords(keywords: dict[str, Any], model: type[nn.Module]) -> None:
             continue
         if name == "token_type_ids":
             raise ArgumentError(
-                "token_type_ids: the models know no segments; leave them out, in a tokenizer by "
-                "return_token_type_ids=False"
+                "token_type_ids: the models have no segment embeddings; leave them out, in a "
+                "tokenizer by return_token_type_ids=False"
             )
         if name != "output_attentions":
             taken = inspect.signature(model.forward).parameters

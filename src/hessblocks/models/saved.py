@@ -32,18 +32,25 @@ from hessblocks.models.gguf import (
     reading,
     stored_types,
 )
+from hessblocks.models.gguf_tokenizer import follow_file
 from hessblocks.models.heads import TASKS
 from hessblocks.models.pretrained import check_complete
 from hessblocks.quiet import quiet, without_bars
 
-NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
+_WHOLE, _ABOVE = "a whole number from 1 on", "a number above 0"
+VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "_eps": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
     "_epsilon": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
-    "rope_theta": (lambda value: 0 < value < math.inf, "a number above 0"),
-    "max_position_embeddings": (lambda value: value >= 1, "a whole number from 1 on"),
-    "sliding_window": (lambda value: value == value, "a whole number"),
+    "rope_theta": (lambda value: 0 < value < math.inf, _ABOVE),
+    "_softcapping": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
+    "query_pre_attn_scalar": (lambda value: 0 < value < math.inf, _ABOVE),
+    "max_position_embeddings": (lambda value: value >= 1, _WHOLE),
+    "sliding_window": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
+    "num_experts_per_tok": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
+    "n_head": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
+    "output_hidden_states": (lambda value: isinstance(value, bool), "true or false"),
 }
-"""Ending of a configuration's key → whether a number fits, and what is expected."""
+"""Configuration's key, or ending with `_` → whether a value fits, and what is expected."""
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Options of transformers: no network, and no code from the folder."""
 _NUMBER, _IN_LAYER = re.compile(r"\.\d+\."), re.compile(r"(\.\d+\.).*")
@@ -100,7 +107,7 @@ class Saved:
         with quiet(), reading(reader), _loading(source):
             config = AutoConfig.from_pretrained(folder, gguf_file=path.name, **_LOCAL)
         complete_config(path, reader, config)
-        _check_numbers(source, config.to_dict())
+        _check_values(source, config.to_dict())
         return cls(source=source, location=folder, config=config, gguf=path.name, reader=reader)
 
     @property
@@ -168,8 +175,8 @@ class Saved:
         for name, weight in model.named_parameters():
             if not weight.isfinite().all():
                 raise RunError(
-                    f"MODEL: {self.source} holds weights that are not finite ({name}); nothing can "
-                    "be done with it."
+                    f"MODEL: {self.source} holds weights that are not finite ({name}); give "
+                    "another copy."
                 )
         if not self.gguf:
             _check_floats(self.source, self.location, model, report["unexpected_keys"])
@@ -208,13 +215,20 @@ class Saved:
             return None
         with quiet(), reading(self.reader):
             try:
-                return AutoTokenizer.from_pretrained(self.location, **_LOCAL, **self._file)
+                tokenizer = AutoTokenizer.from_pretrained(self.location, **_LOCAL, **self._file)
+                if self.reader:
+                    follow_file(tokenizer, self.reader)
+                inner = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+                if getattr(inner, "dropout", None):  # draws other tokens at each call, for training
+                    inner.dropout = None
             except Exception as error:  # files from elsewhere may cause any kind of error
                 reason = (
                     f"MODEL: the tokenizer of {self.source} cannot be read ({_first_line(error)})"
                 )
                 if needed:
-                    raise RunError(f"{reason}; save it again.") from error
+                    raise RunError(f"{reason}; save it in transformers' format.") from error
+            else:
+                return tokenizer
         warnings.warn(reason, stacklevel=3)
         return None
 
@@ -294,7 +308,7 @@ def _config(source: str, location: str) -> Any:
             f"Face cache; run `hf download {source}` where there is a network, or give a folder."
         ) from error
     storage.check_own_code(f"MODEL: {source}", config)
-    _check_numbers(source, config.to_dict())
+    _check_values(source, config.to_dict())
     if getattr(config, "auto_map", None) and config.model_type != HessblocksConfig.model_type:
         warnings.warn(
             f"MODEL: {source} names code of its own (auto_map), which is not executed; the model "
@@ -309,13 +323,14 @@ def _config(source: str, location: str) -> Any:
     return config
 
 
-def _check_numbers(source: str, values: Mapping[str, Any]) -> None:
-    """Refuse numbers of a configuration that no model has, such as a negative epsilon."""
+def _check_values(source: str, values: Mapping[str, Any]) -> None:
+    """Refuse values of a configuration that no model has, such as a negative epsilon."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            _check_numbers(source, value)
-        for ending, (fits, expected) in NUMBERS.items():
-            known = isinstance(value, int | float | str) and str(key).endswith(ending)
+            _check_values(source, value)
+        for ending, (fits, expected) in VALUES.items():
+            named = str(key).endswith(ending) if ending[0] == "_" else key == ending
+            known = named and value is not None and values.get(f"use_{key}") is not False
             if known and not (isinstance(value, int | float) and fits(value)):
                 raise ArgumentError(
                     f"MODEL: {source}: its configuration has {printable(str(key))} = "
@@ -356,6 +371,8 @@ def _check_left_over(source: str, names: list[str], model: nn.Module) -> None:
     numbered = {_NUMBER.sub(".N.", name) for name in state}
     layers = {_IN_LAYER.sub(r"\1", name) for name in state}
     others = [name for name in names if _IN_LAYER.sub(r"\1", name) not in layers]
+    if layers == {*state}:  # the model has no layer
+        numbered |= {_NUMBER.sub(".N.", name) for name in others if _NUMBER.search(name)}
     if extra := [name for name in others if _NUMBER.sub(".N.", name) in numbered]:
         raise RunError(
             f"MODEL: {source} holds weights of more layers than its configuration has "

@@ -24,8 +24,8 @@ SIGNAL = {
     "spectral_gap": "Spectral gap (1 − s₂/s₁)",
 }
 """Quantity of the signal in the last layer → axis label."""
-ABSCISSAS = {"steps": "step", "tokens": "tokens", "seconds": "seconds"}
-"""Abscissa of a curve → field of a JSON line; a fourth, `flops`, is computed from the steps."""
+ABSCISSAS = {"steps": "step", "seconds": "seconds"}
+"""Abscissa of a curve → field of a JSON line."""
 LossOrObservation = Metric | Observation
 
 
@@ -60,8 +60,6 @@ class ComparisonRow:
     the other seeds would jump."""
     steps: int | None = None
     """Optimiser updates."""
-    cost: Average | None = None
-    """Floating-point operations of an update."""
     rate: float | None = None
     """Peak learning rate."""
     tokens: int | None = None
@@ -102,7 +100,7 @@ class Curve:
     layer: int | None = None
     """Layer of a signal; None for means over layers."""
     x: Mapping[str, tuple[float, ...]]
-    """Abscissas by name: steps, tokens, seconds, flops; NaN if not recorded."""
+    """Abscissas by name: steps, seconds; NaN if not recorded."""
     means: tuple[Average, ...]
     """Ordinates; for one seed, the errors are those of its estimates, taken as independent."""
 
@@ -127,19 +125,20 @@ class Comparison:
 
     @property
     def rate_words(self) -> str:
-        """Description of how the rates of several blocks were chosen; empty for one block."""
+        """Description of the learning rates, and of how those of several blocks were chosen."""
+        rates = sorted({row.rate for row in self.rows if row.rate is not None})
+        shown = f"{rates[0]:g} " if len(rates) == 1 else ""
         if len(self.rows) < 2:
-            return ""
+            return f"Learning rate: {shown.strip()}." if shown else ""
         if self.results.tried:
             return (
-                "Learning rates: the best of each block in half decades, searched with one seed "
-                "that no run has (tuning.json)."
+                f"Learning rates: {shown and f'{shown}for all blocks, '}the best of each block in "
+                "half decades, searched with one seed that no run has (tuning.json)."
             )
-        rate = self.rows[0].rate
         return (
-            f"Learning rates are not tuned: {'' if rate is None else f'{rate:g} '}for all blocks, "
-            "whose best rates were up to a factor of 10 apart where they were searched (4 layers "
-            "of width 64); --tune searches them."
+            f"Learning rates are not tuned: {shown}for all blocks, whose best rates "
+            "were up to a factor of 10 apart where they were searched (4 layers of width 64); "
+            "--tune searches them."
         )
 
     @property
@@ -233,7 +232,6 @@ def _row(results: FolderResults, preset: str) -> ComparisonRow:
         causes={row.seed: row.diverged for row in reversed(metrics) if row.diverged},
         end=min((row.step for row in not_finite), default=math.inf),
         steps=steps,
-        cost=over_seeds("flops"),
         rate=results.rates.get(preset),
         tokens=tokens,
     )
@@ -320,16 +318,14 @@ def _curve(lines: Sequence[LossOrObservation], row: ComparisonRow, **about: str)
         if math.isfinite(getattr(line, value)):
             steps[line.step][line.seed].append(line)
     points = [list(steps[step].values()) for step in sorted(steps)]  # lists of lines, by seed
-    x = {
-        name: tuple(fmean(_mean(seed, label) for seed in seeds) for seeds in points)
-        for name, label in ABSCISSAS.items()
-    }
-    cost = row.cost.value if row.cost else math.nan
     return Curve(
         preset=row.preset,
         **about,
         layer=getattr(lines[0], "layer", None) if about["quantity"] in SIGNAL else None,
-        x={**x, "flops": tuple(step * cost for step in x["steps"])},
+        x={
+            name: tuple(fmean(_mean(seed, label) for seed in seeds) for seeds in points)
+            for name, label in ABSCISSAS.items()
+        },
         means=tuple(_over_seeds(seeds, value) for seeds in points),
     )
 

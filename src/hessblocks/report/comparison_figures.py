@@ -40,7 +40,6 @@ LOSS = "Loss $L$ (nats per token)"
 AXES = {
     "steps": ("steps", "Optimiser step $t$ (updates)"),
     "seconds": ("training time", r"Training time $\tau$ (seconds)"),
-    "flops": ("operations", "Training operations $c$ (floating-point operations)"),
 }
 """Abscissa along training → its name and axis label."""
 NO_BAND = "no band, since there is one seed"
@@ -63,7 +62,6 @@ def all_figures(comparison: Comparison) -> tuple[Figure, ...]:
         curvature_figure(comparison),
         loss_figure(comparison, "steps"),
         loss_figure(comparison, "seconds"),
-        loss_figure(comparison, "flops") if len(comparison.rows) > 1 else None,
         *along_figures(comparison),
     )
     return tuple(figure for figure in figures if figure is not None)
@@ -86,8 +84,9 @@ def gap_figure(comparison: Comparison) -> Figure | None:
     settled = [
         y for line in series for x, y in zip(line.x, line.y, strict=True) if x > SETTLED * last
     ]
+    reach = max((error for line in series for error in line.error[-1:]), default=0.0)
     low, high = min(0.0, *settled), max(0.0, *settled)
-    margin = 2 * MARGIN * (high - low) or 1.0
+    margin = 2 * MARGIN * (high - low) + reach or 1.0
     ends_at = ", ".join(f"{line.name} {line.y[-1]:+.3f}" for line in series)
     single = " (one seed)" if len(comparison.seeds) == 1 else ""
     return Figure(
@@ -259,7 +258,7 @@ def loss_figure(comparison: Comparison, against: str) -> Figure | None:
 
     Args:
         comparison: blocks with their norms and losses.
-        against: abscissa: steps, tokens, seconds or flops.
+        against: abscissa: steps or seconds.
 
     Returns:
         The figure as data; None if no loss is recorded yet, or the abscissa was not recorded.
@@ -270,7 +269,9 @@ def loss_figure(comparison: Comparison, against: str) -> Figure | None:
     window = max(math.ceil(len(curve.means) / MOST_POINTS) for curve in losses)
     limits = _limits(comparison.results.metrics)
     notes = {row.preset: _note(row) for row in comparison.rows}
-    words, label = _axis(comparison, against)
+    words, label = AXES[against]
+    if comparison.results.settings.values.get("device") == "cpu":
+        label = label.replace("(seconds)", "(processor seconds)")
     series = {
         title: [
             _thinned(replace(_series(curve, against), note=notes[curve.preset]), window)
@@ -295,13 +296,6 @@ def loss_figure(comparison: Comparison, against: str) -> Figure | None:
         shares="both",
         marked=comparison.presets,
     )
-
-
-def _axis(comparison: Comparison, against: str) -> tuple[str, str]:
-    """Return name and label of an abscissa; an old run does not record which clock it used."""
-    words, label = AXES[against]
-    on_cpu = comparison.results.settings.values.get("device") == "cpu"
-    return words, label.replace("(seconds)", "(processor seconds)") if on_cpu else label
 
 
 def _thinned(curve: Series, window: int) -> Series:

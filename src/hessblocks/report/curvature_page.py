@@ -139,9 +139,8 @@ def _headline(results: CurvatureResults) -> str:
     ends = (order[0], order[-1])
     top, bottom = (f"{plain_math(name)} ({norm_text(results.norms[name][part])})" for name in ends)
     sentences = [
-        f"In nats per token the {PART_WORDS[part]} is largest in {top} and smallest in {bottom}: "
-        f"a ratio of "
-        f"{heterogeneity_text(results.heterogeneity[part])}."
+        f"In nats per token the {PART_WORDS[part]} is largest in {top} and smallest in {bottom}: a "
+        f"ratio of {heterogeneity_text(results.heterogeneity[part])}."
     ]
     if part in results.off_diagonal_shares:
         share = results.off_diagonal_shares[part]

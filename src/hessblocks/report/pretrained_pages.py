@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from hessblocks.errors import duration
-from hessblocks.figures import Figure, Panel, Series, number
+from hessblocks.figures import Figure, Panel, Series
 from hessblocks.report import templates
 from hessblocks.report.captions import with_error
 from hessblocks.report.templates import ABSENT, drawn_picture, layer_map, summary_page
@@ -28,11 +27,6 @@ LAYER = re.compile(r"(?:^|\.)\d+\.(.+?)(?:\.weight)?$")
 def nats(row: Row, name: str = "forecast") -> str:
     """Format a number of a row with its standard error."""
     return with_error(Average(value=row[name], standard_error=row[f"{name}_error"], seeds=1))
-
-
-def _number(row: Row, name: str) -> str:
-    """Format a number that some rows lack."""
-    return number(row[name]) if name in row else ABSENT
 
 
 def _trusted(row: Row) -> str:
@@ -68,7 +62,7 @@ def cost_figure(lines: Mapping[str, tuple[Sequence[Row], str]], size: str, label
             )
         )
     panel = Panel(
-        title="KL divergence over size",
+        title="KL divergence",
         x_label=label,
         y_label="KL divergence, nats per token",
         y_scale="log",
@@ -99,9 +93,6 @@ COSTS: Columns = {
 BILL: Columns = {
     "Change": itemgetter("name"),
     "Forecast KL": nats,
-    "Diagonal": lambda row: _number(row, "diagonal"),
-    "Full form": lambda row: _number(row, "full"),
-    "Loss, to first order": lambda row: _number(row, "gradient"),
     "Changed by": lambda row: f"{row['relative_size']:.1%}",
     "Forecast trusted": _trusted,
 }
@@ -109,27 +100,22 @@ BILL: Columns = {
 
 def _priced(folder: Path, summary: Row) -> dict[str, Any]:
     picture = folder / "figures" / "check.svg"
-    heads = {
-        name: tuple(map(templates.log10, row)) for name, row in summary.get("heads", {}).items()
-    }
-    by_layer = layer_map({"Cost of each head, by layer": heads}, "log₁₀ nats")
+    heads = summary.get("heads", {})
+    logarithms = {name: tuple(map(templates.log10, row)) for name, row in heads.items()}
+    by_layer = layer_map({"Cost of each head, by layer": logarithms}, "log₁₀ nats")
+    costs = [(cost or 0, name, n) for name, row in heads.items() for n, cost in enumerate(row)]
+    cost, name, layer = max(costs, default=(0, "", 0))
     allocation = bits_map(summary.get("shares", []))
     priced = f"rounding {summary['what']} of" if "what" in summary else "compressing"
     return {
         "front_title": f"{summary['model']}, nats per token: {_costs(summary['together'])}",
         "heading": f"What {priced} {summary['model']} costs",
         "heads": drawn_picture(by_layer, folder, "heads"),
+        "heads_title": f"Most expensive: {name} of layer {layer}, {cost:.2g} nats per token",
         "front": drawn_picture(_over_bits(summary), folder, "front"),
         "allocation": drawn_picture(allocation, folder, "allocation"),
         "check": [templates.inlined(picture.read_bytes())] if picture.is_file() else [],
-        "bill": templates.table(
-            {
-                heading: cell
-                for heading, cell in BILL.items()
-                if any(cell(row) != ABSENT for row in summary["bill"])
-            },
-            summary["bill"],
-        ),
+        "bill": templates.table(BILL, summary["bill"]),
     }
 
 
@@ -153,14 +139,15 @@ def price_headline(summary: Row) -> tuple[str, ...]:
     if summary.get("form") == "moments":
         first = f"The copy is expected to cost {nats(shown[0])} nats per token."
     if "uniform" in summary:
-        width, between = summary["uniform"], " and "
-        shown = [rows["allocation"], rows[f"all, {width}"]]
+        between, bits = ", ", summary["bits"]
+        alike = [row for row in shown if row["name"] != "allocation" and row.get("bits")]
+        shown = [rows["allocation"], *sorted(alike, key=lambda row: abs(row["bits"] - bits))[:2]]
+        costs = [f"{nats(row)} at {row['name'].removeprefix('all, ')}" for row in shown[1:]]
         requested = summary.get("asked", summary["bits"])
         short = f" of {requested:g} asked" if abs(requested - summary["bits"]) > 0.05 else ""
         first = (
             f"At {summary['bits']:.3g} bits{short} on average the allocation is expected to cost "
-            f"{nats(shown[0])} nats per token; all matrices at {width} would cost "
-            f"{nats(shown[1])}."
+            f"{nats(shown[0])} nats per token; all matrices would cost {', '.join(costs)}."
         )
     if shown[0]["measured"] is not None:
         measured = between.join(nats(row, "measured") for row in shown)
@@ -235,18 +222,13 @@ def _quantised(folder: Path, summary: Row) -> dict[str, Any]:
         "this file, measured": ([file], "measured"),
     }
     front = cost_figure(lines, "bytes", "Tensors of the file, MB")
+    measured = [row for row in mixes if row["measured"] is not None]
     return {
         "heading": f"{summary['model']} as {Path(summary['file']).name}",
-        "front_title": f"{file['bytes'] / 1e6:.4g} MB cost {_beside(file, mixes)}",
+        "front_title": f"{_size(file['bytes'])}, nats per token: {_costs([file, *measured])}",
         "front": drawn_picture(front, folder, "front"),
         "shares": drawn_picture(bits_map(summary["shares"]), folder, "allocation"),
     }
-
-
-def _beside(file: Row, mixes: Sequence[Row]) -> str:
-    """Write the measured cost of the file, and that of the measured mixes."""
-    costs = [f"{row['name']} {row['measured']:.2g}" for row in mixes if row["measured"] is not None]
-    return ", ".join([f"{file['measured']:.2g} nats per token", *costs])
 
 
 def quantise_headline(summary: Row) -> tuple[str, ...]:
@@ -302,17 +284,13 @@ REMOVALS: Columns = {
     "KL": lambda row: nats(row, "kl"),
     "Loss": lambda row: nats(row, "loss"),
     "Parameters": lambda row: f"{row['parameters']:,}",
-    "Operations a token": lambda row: f"{row['operations']:,.0f}",
-    "Cache a token": lambda row: f"{row['cache']:,}",
     "Nats for 1 %": lambda row: f"{row['nats_per_percent']:.3g}",
 }
 SIZES = {
     "parameters": ("parameters", ",.0f"),
-    "layer_parameters": ("parameters of the layers", ",.0f"),
-    "bytes": ("bytes of the weights", ",.0f"),
     "cache": ("cache entries a token", ",.0f"),
-    "prompt": ("tokens a second, prompt", ".3g"),
-    "decoding": ("tokens a second, decoding", ".3g"),
+    "prompt": ("tokens a second, prompt", ",.0f"),
+    "decoding": ("tokens a second, decoding", ",.1f"),
 }
 """Size or speed → its name and format."""
 
@@ -321,11 +299,28 @@ def _removed(folder: Path, summary: Row) -> dict[str, Any]:
     removals = summary["removals"]
     return {
         "heading": f"What can be taken from {summary['model']}",
+        **_front(folder, summary),
         "picture": drawn_picture(removal_map(removals, summary["depth"]), folder, "removals"),
         "layers": [(str(row["layer"]), row["gone"]) for row in summary.get("layers", [])],
         "cheapest": templates.table(REMOVALS, summary["cheapest"]),
-        "kinds": [_by_kind(kind, removals) for kind in _kinds(removals)],
     }
+
+
+def _front(folder: Path, summary: Row) -> dict[str, Any]:
+    """Draw the cost of the simplified model over its speed; nothing if there is none."""
+    if "after" not in summary:
+        return {"front": []}
+    text, lines, faster = summary["texts"][0], {}, []
+    for kind in ("prompt", "decoding"):
+        speed = summary["after"][kind] / summary["before"][kind]
+        faster.append(f"{kind} at {speed:.2f}")
+        for state in ("refitted", "healed")[: 1 + bool(summary["updates"])]:
+            model = text["removed" if state == "refitted" else state]
+            lines[f"{kind}, {state}"] = ([{**model, "speed": speed}], "kl")
+    figure = cost_figure(lines, "speed", "Tokens a second, times the original's")
+    title = f"{summary['saved']:.1%} fewer parameters: {nats(text['healed'], 'kl')} nats per token"
+    title += f", {', '.join(faster)} times the speed"
+    return {"front_title": title, "front": drawn_picture(figure, folder, "front")}
 
 
 def simplify_headline(summary: Row) -> tuple[str, ...]:
@@ -415,14 +410,6 @@ def _kinds(rows: Sequence[Row]) -> list[str]:
     counted = Counter(row["layer"] for row in rows)
     fullest = sorted(rows, key=lambda row: -counted[row["layer"]])
     return list(dict.fromkeys(row["kind"] for row in fullest))
-
-
-def _by_kind(kind: str, rows: Sequence[Row]) -> tuple[str, ...]:
-    """Write median and range of a kind's KL over layers, and what it saves."""
-    kl = [row["kl"] for row in rows if row["kind"] == kind]
-    shares = [row["share"] for row in rows if row["kind"] == kind]
-    saved = sum(shares) / len(shares)
-    return kind, f"{median(kl):.3g}", f"{min(kl):.3g} to {max(kl):.3g}", f"{saved:.2%}"
 
 
 SIMPLIFY = summary_page(

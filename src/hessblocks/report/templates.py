@@ -114,6 +114,8 @@ def summary_page(
             read_object(folder / f"{name}.json") for name in ("summary", "config", "environment")
         )
         try:
+            if results["model"] == "model":  # as a run of `train` calls it: name the run too
+                results["model"] = "/".join(Path(config["source"]).parts[-2:])
             return write_page(
                 folder,
                 f"{command}.html",

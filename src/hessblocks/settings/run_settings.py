@@ -382,7 +382,7 @@ class SharedSettings:
             if sample.tokens > self.model.context:
                 raise ArgumentError(
                     f"--curvature-tokens: {sample.tokens} are longer than the context of "
-                    f"{self.model.context}; ask for fewer."
+                    f"{self.model.context}; add --curvature-tokens {self.model.context}."
                 )
 
     @property

@@ -200,8 +200,8 @@ def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCau
     """
     if len({candidate.layer for candidate in chosen}) < len(chosen):
         raise ArgumentError(
-            "chosen: expected candidates of different layers, got two of one; make one of them, "
-            "then the other for the changed model"
+            "chosen: expected candidates of different layers, got two of one; apply one, then find "
+            "the other among the candidates of the changed model"
         )
     blocks: list[BlockConfig] = list(model.config.blocks)
     layers: list[Any] = list(model.model.layers)

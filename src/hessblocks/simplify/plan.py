@@ -97,8 +97,8 @@ def priced_plan(
     clear = sum(row["kl"] >= 2 * row["kl_error"] for row in rows)
     if 2 * clear < len(rows):
         raise ArgumentError(
-            f"held_out: {clear} of {len(rows)} removals cost more than two errors over text, too "
-            "few to choose by; give more sequences, or longer ones"
+            f"held_out: {clear} of {len(rows)} removals cost more than twice their standard "
+            "error, too few to choose by; give more sequences, or longer ones"
         )
     layers = {row["layer"]: _Layer(model, row["layer"], rows) for row in rows}
     saved, forecast = 0, 0.0
@@ -182,8 +182,8 @@ def _keep_attention(model: HessblocksForCausalLM, changes: Mapping[int, LayerCha
     left = [changes.get(n, LayerChange()) for n in attending]
     if all(change.layer or change.attention != "kept" for change in left):
         raise ArgumentError(
-            "save: so much would take the attention of all layers; give a smaller share, or other "
-            "--kinds"
+            "save: this share would remove the attention of every layer; give a smaller one, or "
+            "other --kinds"
         )
 
 

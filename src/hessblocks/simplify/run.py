@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 import shlex
 import time
@@ -135,7 +136,10 @@ def simplify_model(
         "windows": _fingerprint(windows),
         "device": original.device.type,
     }
+    run = storage.identity_of({k: v for k, v in config.items() if k not in FREE_SETTINGS})
     with claimed(folder, config, free=FREE_SETTINGS):
+        if settings.save:
+            _check_replaceable(folder / "model", run)
         store = storage.mended_store(folder)
         stored = models.stored_words(original.config)
         for word in filter(None, (stored, start_words(tokenizer, settings.bare))):
@@ -185,7 +189,7 @@ def simplify_model(
                 }
                 summary |= _tested_result(original, removed, healed, tests, settings)
             command = _command(saved.name, Path(data).name, settings)
-            _save(healed, folder / "model", saved, command, tokenizer, summary)
+            _save(healed, folder / "model", run, saved, command, tokenizer, summary)
             if settings.to == "gguf":
                 vocabulary = source if saved.gguf else tokenizer
                 export.to_gguf(healed, folder / "model.gguf", vocabulary)
@@ -238,7 +242,9 @@ def text_parts(
 def _encoded(model: Any, tokenizer: Any, texts: Sequence[Any]) -> Any:
     ids = encoded(tokenizer, texts)
     if len(ids) and ids.max() >= model.config.vocab_size:
-        raise ArgumentError("MODEL: its tokenizer gives tokens beyond the vocabulary of the model.")
+        raise ArgumentError(
+            "MODEL: its tokenizer gives ids that the model lacks; save the right one."
+        )
     return ids
 
 
@@ -362,8 +368,26 @@ def _command(source: str, data: str, settings: SimplifySettings) -> str:
     return shlex.join(words)
 
 
+def _check_replaceable(folder: Path, run: str) -> None:
+    """Refuse to replace a model that was not written by this run, or has changed since."""
+    if not os.path.lexists(folder):
+        return
+    fault = storage.check_manifest(folder, name=folder.name)
+    if fault or storage.remembered_in(folder).get("run", run) != run:
+        raise ArgumentError(
+            f"--out: {folder} would be replaced, but {fault or 'is of another run'}; move it away, "
+            "or choose another folder."
+        )
+
+
 def _save(
-    model: Any, folder: Path, saved: Any, command: str, tokenizer: Any, summary: Mapping[str, Any]
+    model: Any,
+    folder: Path,
+    run: str,
+    saved: Any,
+    command: str,
+    tokenizer: Any,
+    summary: Mapping[str, Any],
 ) -> None:
     """Save a model, as one of its family where that can hold it, with tokenizer and card."""
     about = {"base_model": saved.name, "license": saved.licence}
@@ -389,7 +413,8 @@ def _save(
         (family or model).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         _write_card(temporary, kind, facts, **about)
-        storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, {})
+        identity = storage.identity_in(folder.parent)
+        storage.write_manifest(temporary, identity, folder.name, {"run": run})
 
 
 def _summary(name: str, model: Any, table: Removals) -> dict[str, Any]:

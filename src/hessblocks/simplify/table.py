@@ -270,6 +270,6 @@ def check_removals(
         )
     if len(held_out) < FEWEST_SEQUENCES:
         raise ArgumentError(
-            f"held_out: {len(held_out)} sequences are too few for an error over text; give at "
+            f"held_out: {len(held_out)} sequences are too few for an error bar; give at "
             f"least {FEWEST_SEQUENCES}"
         )

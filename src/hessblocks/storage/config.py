@@ -133,8 +133,8 @@ def warn_of_another_environment(path: Path) -> None:
     differing = differences(read_object(path), environment())
     if differing:
         warnings.warn(
-            f"--out: {path.parent.name} was begun elsewhere ({'; '.join(differing)}); its numbers "
-            "may differ from those of an undisturbed run",
+            f"--out: {path.parent.name} was begun in another environment ({'; '.join(differing)}), "
+            "and goes on with slightly other numbers than without the change",
             EnvironmentWarning,
             stacklevel=4,
         )

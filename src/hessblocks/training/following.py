@@ -24,7 +24,7 @@ from hessblocks import curvature, signal
 from hessblocks.blocks import ReparametrisedLinear, ResidualSum, ShapedGains
 from hessblocks.conventions import PARTS, Part
 from hessblocks.data import Corpus, Example
-from hessblocks.errors import ArgumentError, RunError, check_name
+from hessblocks.errors import RunError, check_name, check_whole
 from hessblocks.settings import CurvatureSettings, RunSettings, is_due
 from hessblocks.storage import JsonLine, ResultRow, Tabular, append_line
 from hessblocks.training.folder import RunFolder
@@ -159,8 +159,7 @@ class Following(TrainerCallback, Tabular):
         Raises:
             ArgumentError: `every` is not a whole number above 0.
         """
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ArgumentError(f"every: expected a whole number of steps above 0, got {every!r}")
+        check_whole(1, every=every)
         self.every = every
         self.rows: list[dict[str, Any]] = []
         """Measurements: step, quantity, value, and columns such as group, part or layer."""

@@ -18,8 +18,6 @@ FAULTS = (
           "Average(value=math.nan, standard_error=None, seeds=0)"
           " => Average(value=0.0, standard_error=None, seeds=0)",
           "test_norms_are_means_over_seeds_and_null_where_none_is_finite"),
-    fault("all blocks cost what the first does", "$step * $cost => $step * 5e8",
-          "test_operations_are_steps_by_what_an_update_costs", within="_curve"),
     fault("an observation named loss is read as one",
           "isinstance(lines[0], Metric) => about['quantity'] == 'loss'",
           "test_an_observation_of_another_name_changes_nothing"),

@@ -42,7 +42,7 @@ FAULTS = (
           "test_the_numbers_are_those_of_the_cpu[slab-on_curvature.py]", within="attention"),
     fault("attention in plain form warns in short contexts",
           "$key.shape[-2] < closed_softmax.LONG => not $key.shape[-2]",
-          "test_plain_attention_is_said_where_its_memory_can_be_helped"),
+          "test_plain_attention_is_reported_where_its_memory_can_be_helped"),
     fault("a token's gradient is taken from the chunk before",
           "slopes[chunk, None] => slopes[:len(J), None]",
           "test_last_layer.py::test_a_memory_limit_changes_nothing",

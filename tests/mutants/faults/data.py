@@ -9,7 +9,7 @@ FAULTS = (
     fault("a binary file is hashed before it is looked at", "not begins_as_text(path) => False",
           "test_a_large_binary_file_is_refused_before_it_is_hashed", within="user_files"),
     fault("a changed byte of the cache passes", "sha256($path) != $digest => False",
-          "test_a_damaged_entry_is_rebuilt_and_said"),
+          "test_a_damaged_entry_is_rebuilt_and_reported"),
     fault("the cache takes no lock",
           "with FileLock($root / f'.{$name}.lock'): $$body => if True: $$body",
           "test_two_processes_at_once_build_once"),

@@ -9,5 +9,5 @@ FAULTS = (
           "test_a_model_that_differentiates_by_its_inputs", within="Forward"),
     fault("logits are lazy where they are asked for at once",
           "copied._raise_mode(Mode.CLOSED_FORMS) => pass",
-          "test_logits_are_made_at_once_where_they_are_asked_for", within="Forward"),
+          "test_logits_are_made_at_once_on_request", within="Forward"),
 )

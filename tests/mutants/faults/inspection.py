@@ -14,7 +14,7 @@ FAULTS = (
           "test_a_model_on_the_second_device_of_a_kind_stays_there"),
     fault("batches of one shape are one batch",
           "f'{$name}{tuple($one.shape)}{$one.tolist()}' => f'{$name}{tuple($one.shape)}'",
-          "test_a_batch_of_ones_own_gives_its_loss_and_is_told_apart"),
+          "test_a_batch_of_the_user_gives_its_loss_and_is_told_apart"),
     fault("the token behind the vocabulary passes", "$ids.max() >= $a => $ids.max() > $a",
           "test_the_token_just_behind_the_vocabulary_is_refused", within="Subject.encoded"),
     fault("a large model is measured whole", "$obstacle or $size > SMALL => $obstacle",
@@ -23,7 +23,7 @@ FAULTS = (
           "test_without_second_derivatives_h_o_is_sampled_and_a_line_says_why", within="chosen"),
     fault("why there are no eigenvalues is not said",
           "$obstacle and $settings.eigenvalues is None => False",
-          "test_eigenvalues_that_do_not_fit_the_memory_are_said", within="chosen"),
+          "test_eigenvalues_that_do_not_fit_the_memory_are_reported", within="chosen"),
     fault("a run that goes on chooses anew", "if $before := _before($folder, $settings): "
           "return $before => pass", "test_a_stopped_run_goes_on_with_what_it_chose",
           within="chosen"),

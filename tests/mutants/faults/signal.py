@@ -42,7 +42,7 @@ FAULTS = (
     fault("a causal query sees the next key", "places <= $last => places <= $last + 1",
           "test_no_tile_is_tokens_by_tokens", within="_visible"),
     fault("attention that is more than softmax is taken for one", "not $as_given => False",
-          "test_attention_that_is_more_than_softmax_is_said", within="head_signals"),
+          "test_attention_that_is_more_than_softmax_is_reported", within="head_signals"),
     fault("transformers' registry keeps our listener", "registry.get_interface = original =>",
           "test_heads_are_those_of_eager_weights", within="wrapped_attention"),
     fault("keys of other vectors are taken for the input's", "not has_others => True",

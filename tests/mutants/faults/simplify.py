@@ -47,7 +47,7 @@ FAULTS = (
           "$b.sub_blocks == 'mlp' => False",
           "test_what_does_not_fit_is_refused_by_name", within="hessblocks.blocks.rules"),
     fault("simplify: every refusal is no candidate", "from hessblocks.blocks import $a, UnfitPartsError => from hessblocks.blocks import $a; from hessblocks.errors import ArgumentError as UnfitPartsError",
-          "test_what_rules_of_blocks_refuse_is_no_candidate_and_other_errors_are_raised", within="hessblocks.simplify.table"),
+          "test_what_rules_of_blocks_refuse_is_not_a_candidate_and_other_errors_are_raised", within="hessblocks.simplify.table"),
     fault("simplify: two candidates of a layer take the next one", "len($x) < len($chosen) => False",
           "test_what_cannot_be_measured_is_refused_in_a_sentence", within="edited"),
     fault("simplify: another text goes on in a folder", "'windows': _fingerprint($parts) => 'windows': ''",

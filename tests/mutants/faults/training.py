@@ -29,7 +29,7 @@ FAULTS = (
           "test_weights_gradients_and_averages_are_counted"),
     fault("the search of rates ends with the best at its end",
           "(best, best - 1, best + 1) => (best, best - 1)",
-          "test_the_best_lies_inside", within="next_rate"),
+          "test_the_best_rate_lies_inside_the_grid", within="next_rate"),
     fault("rates grow with the width", "$a.base_width / $b.config.hidden_size => $b.config.hidden_size / $a.base_width",
           "test_training_is_the_loop_written_out", within="optimiser_of"),
     fault("the last loss is not evaluated",

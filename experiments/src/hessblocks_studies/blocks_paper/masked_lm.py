@@ -7,12 +7,17 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from hessblocks.data import BigramTable
 from hessblocks.figures import Panel
 from hessblocks.storage import Row
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Rows, Scale, Summary
-from hessblocks_studies.masked import Pretraining, cost_rows, held_out_masked, pretrained
+from hessblocks_studies.masked import (
+    MaskedBigramTable,
+    Pretraining,
+    cost_rows,
+    held_out_masked,
+    pretrained,
+)
 
 COLUMNS = (
     "study", "variant", "seed", "task", "step", "tokens", "quantity", "value", "standard_error",
@@ -101,7 +106,7 @@ def bigram_rows(settings: MaskedSettings) -> list[Row]:
         torch.stack([window[name] for window in windows]) for name in ("input_ids", "labels")
     )
     masked = labels >= 0
-    table = BigramTable(text.splits["train"], text.vocab_size)
+    table = MaskedBigramTable(text.splits["train"], text.vocab_size)
     loss = table.masked_loss(torch.where(masked, labels, inputs), masked)
     return shared.level(settings, loss, size.batch_size * size.context)
 

@@ -2,5 +2,6 @@
 
 from hessblocks_studies.masked.cost import cost_rows
 from hessblocks_studies.masked.finetune import Finetuning, Score, finetune
+from hessblocks_studies.masked.masked_bigrams import MaskedBigramTable
 from hessblocks_studies.masked.masked_settings import Pretraining
 from hessblocks_studies.masked.pretrain import Pretrained, held_out_masked, pretrained

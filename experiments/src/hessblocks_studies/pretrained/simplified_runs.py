@@ -29,7 +29,7 @@ LIMIT = 0.1
 """Largest KL divergence of a run on the choosing text, nats per token."""
 UPDATES: Mapping[Scale, tuple[int, ...]] = {
     "smoke": (0, 1),
-    "laptop": (0,),
+    "laptop": (0, 30),
     "paper": (0, 30, 300),
 }
 """Scale → updates of healing after which a run grows; before 0 nothing is trained."""

@@ -29,9 +29,8 @@ def presets(
     described = {"command": "presets", "presets": {s.preset: asdict(s) for s in counted}}
     if out is not None:
         write_json(out / "presets.json", described)
-    left_out = described["left_out"] = [
-        name for name in PRESETS if name not in described["presets"]
-    ]
+    left_out = [name for name in PRESETS if name not in described["presets"]]
+    described["left_out"] = left_out
     note = (
         f"{sizes.depth} layers, width {sizes.width}, {sizes.heads} heads, vocabulary "
         f"{sizes.vocab_size:,}, context {sizes.context}; matmuls and multiply-adds: of one token, "

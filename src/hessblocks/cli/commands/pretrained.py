@@ -39,7 +39,7 @@ def price(
     *,
     data: options.Text,
     settings: settings.PricingSettings,
-    out: Annotated[Path | None, options.out_of("price-MODEL")] = None,
+    out: Annotated[Path | None, options.out_of("price-MODEL or cache-MODEL")] = None,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:

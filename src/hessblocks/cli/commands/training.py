@@ -1,9 +1,10 @@
 """Commands that train blocks: compare, train, demo."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from hessblocks import settings
 from hessblocks.cli import checks, options
@@ -46,7 +47,8 @@ def compare(
     """
     model.check_heads(presets)
     checks.check_length(text.data, 1, model.context)
-    settings.SharedSettings(model=model, training=training, observation=observation)
+    measured: dict[str, Any] = {"curvature": observation.sample, "observation": observation}
+    settings.SharedSettings(model=model, training=training, **measured)
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out
     from hessblocks.models import read_blocks
@@ -59,14 +61,14 @@ def compare(
         model=model,
         training=training.of_each,
         tune=training.tune,
-        curvature=observation.sample,
-        observation=observation,
+        **measured,
         device=runs.resolve_device(device),
         report_to=report_to,
     )
     for name in comparison.presets:  # before the data is read
         runs.model_without_weights(model, name, text.vocab_size)
-    more_seeds = shell_line(["hessblocks", *options.WORDS.get(), "--seeds", str(seeds + 2)])
+    typed = re.sub(r" --seeds[ =]\d+", "", shell_line(["hessblocks", *options.WORDS.get()]))
+    more_seeds = f"{typed} --seeds {seeds + 2}"
     carry_out(runs.compare, comparison, out, text, more_seeds, as_json=screen.json)
 
 

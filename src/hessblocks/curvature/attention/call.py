@@ -80,7 +80,7 @@ def second_order_attention(
     """
     if dropout_p:
         raise ArgumentError(
-            f"dropout_p: expected 0, since tiles are computed anew; got {dropout_p}"
+            f"dropout_p: expected 0, since the backward pass recomputes tiles; got {dropout_p}"
         )
     facts: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks}
     wrong = next(misfits(query, key, value, attn_mask, is_causal, enable_gqa, **facts), None)
@@ -243,8 +243,8 @@ def registered_attention(
     for name in FOREIGN:
         if others.get(name) is not None:
             raise ArgumentError(
-                f"attn_implementation: {type(module).__name__} gives {name}, which second_order "
-                "does not take; use eager or sdpa"
+                f"attn_implementation: {type(module).__name__} passes {name}, which second_order "
+                "does not support; use eager or sdpa"
             )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1

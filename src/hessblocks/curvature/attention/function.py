@@ -217,7 +217,7 @@ class _Tangent(Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         raise RunError(
-            "second_order_attention: it has two derivatives, and a third was asked for "
+            "second_order_attention: third derivatives are not supported "
             "(once_differentiable); use torch.nn.functional.scaled_dot_product_attention under "
             "sdpa_kernel(SDPBackend.MATH)"
         )

@@ -179,7 +179,7 @@ def _alone(cotangents: tuple[Tensor | None, ...]) -> Tensor | None:
     """Return the first cotangent; the second output is an internal derivative and has none."""
     if any(cotangent is not None for cotangent in cotangents[1:]):
         raise RunError(
-            "hessblocks: an activation has two derivatives here, and a third was asked for "
-            "(once_differentiable)"
+            "model: third derivatives are not supported inside hessblocks' products "
+            "(once_differentiable); differentiate the model itself"
         )
     return cotangents[0]

@@ -81,15 +81,16 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
     groups = {name: merge(name, parts) for name, parts in collected.items()}
     if level == "expert" and not any(".expert." in name for name in groups):
         raise ArgumentError(
-            f"model: the experts of {kind or type(model).__name__} are not known, if it has any; "
+            f"model: {kind or type(model).__name__} has no experts that are known by their names; "
             "use level='role'"
         )
     left = [name for name, group in groups.items() if group.role == "other"]
     if rules and left:
         warnings.warn(
-            f"groups: {kind or type(model).__name__} is cut by the names of its parameters; no "
-            f"role is known for {', '.join(left[:_SHOWN])}{', ...' if len(left) > _SHOWN else ''}: "
-            "groups of their own (role other); hessblocks.custom_groups can name them",
+            f"groups: the parameters of {kind or type(model).__name__} are grouped by their names; "
+            "no role is known for "
+            f"{', '.join(left[:_SHOWN])}{', ...' if len(left) > _SHOWN else ''}: each is a group "
+            "of its own (role other); hessblocks.custom_groups can name them",
             UnknownRoleWarning,
             stacklevel=2,
         )
@@ -340,7 +341,7 @@ def _sliced(name: str, parameter: Tensor, cut: str | None) -> views.ParameterVie
     slices = tuple(_slice(text, name) for text in texts)
     forward = all(part.step is None or part.step > 0 for part in slices)
     if not forward or not (selected := torch.empty(view.shape, device="meta")[slices]).numel():
-        raise ArgumentError(f"groups: [{cut}] is empty for {name!r}, or runs backwards")
+        raise ArgumentError(f"groups: the slice [{cut}] of {name!r} is empty or runs backwards")
     return views.ParameterView(
         parameter=name,
         shape=tuple(selected.shape),

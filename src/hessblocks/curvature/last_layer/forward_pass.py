@@ -214,8 +214,8 @@ class LastAttention:
         """
         if not _close(hidden, self.seen.hidden[valid]):
             raise ArgumentError(
-                "model: after its last attention it does something else than the closed form "
-                f"supposes, or not token by token; {ELSEWHERE}"
+                "model: the closed form expects what follows the last attention to act on each "
+                f"token by itself, as the architecture does; this model differs; {ELSEWHERE}"
             )
 
 

@@ -242,12 +242,12 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     block = model.model.layers[-1]
     attention = block.attention
     if not getattr(block, "attends", False):
-        raise uncovered("covers a last layer with attention")
+        raise uncovered("does not cover a last layer without attention")
     _check_parts(attention)
     if "values" in block.carried:
-        raise uncovered("covers values without a residual of the first layer's")
+        raise uncovered("does not cover a value residual")
     if model.softcap is not None:
-        raise uncovered("covers logits without a softcap")
+        raise uncovered("does not cover a softcap of logits")
     recorded = forward_pass(model, batch, block, attention, attention, model.lm_head)
     inputs = recorded.inputs
     context = next(argument for argument in recorded.arguments if hasattr(argument, "rotation"))
@@ -323,20 +323,20 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
 
 def _check_parts(attention: Any) -> None:
     if any(hasattr(module, "share") for module in attention.children()):
-        raise uncovered("covers weights of its own, and none of the first layer's")
+        raise uncovered("does not cover weights shared with the first layer")
     if attention.gate is not None:
-        raise uncovered("covers attention without a gate on what its heads return")
+        raise uncovered("does not cover a gate on the heads' outputs")
     if attention.softcap is not None or attention.sink is not None:
-        raise uncovered("covers attention without a softcap of its scores and without a sink")
+        raise uncovered("does not cover a softcap of scores or a sink")
     norms = (attention.query_norm, attention.key_norm)
     if attention.one_matrix and not all(isinstance(norm, nn.Identity) for norm in norms):
-        raise uncovered("covers norms of queries and keys only if these have a matrix each")
+        raise uncovered("covers norms of queries and keys only with a matrix each")
     for name in ROLES:
         gain = float(getattr(getattr(attention, name), "update_gain", 1.0))
         if gain != 1.0 and not (gain and name == "value" and not is_trained(attention.projection)):
             raise uncovered(
-                "covers reparametrised weights with an update gain of 1 (for values before a fixed "
-                "projection: of anything but 0)"
+                "covers reparametrised weights only with an update gain of 1 (values before a "
+                "fixed projection: any but 0)"
             )
 
 
@@ -362,7 +362,7 @@ def cut_into_heads(
     width = inputs.shape[-1]
     biased = {len(w) == width + 1 for name, w in weights.items() if name != "projection"}
     if "key" not in weights and True in biased:
-        raise uncovered("covers one query-key matrix without biases only")
+        raise uncovered("covers one query-key matrix only without biases")
     if len(biased) == 2:
         raise uncovered("expects biases on all of query, key and value, or on none")
     x = torch.cat([inputs, torch.ones_like(inputs[..., :1])], dim=-1) if True in biased else inputs

@@ -92,8 +92,8 @@ def check_linear(name: str, module: nn.Module | None) -> None:
     plain = forward in (nn.Linear.forward, Conv1D.forward) and "forward" not in vars(module)
     if module is None or not plain or "weight" not in module._parameters:
         raise uncovered(
-            f"expects {name} to be a plain linear layer, got {type(module).__name__} (adapters, "
-            "pruned and reparametrised weights are none)"
+            f"expects {name} to be a plain linear layer, got {type(module).__name__} (not an "
+            "adapter, nor pruned or reparametrised weights)"
         )
     trained = {p.requires_grad for p in module.parameters(recurse=False)}
     if len(trained) > 1:

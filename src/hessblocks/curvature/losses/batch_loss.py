@@ -70,7 +70,7 @@ class BatchLoss(abc.ABC):
         """
         raise ArgumentError(
             "loss: method='sampled' needs a formula for the loss's curvature, which a callable "
-            "has not; use a loss by name, a loss module of torch, or method='probes'"
+            "does not have; use a loss by name, a loss module of torch, or method='probes'"
         )
 
     def noise_shape(self, logits: Float[Tensor, "..."]) -> torch.Size:
@@ -112,9 +112,9 @@ class Differentiated(BatchLoss):
         with torch.enable_grad(), spelled():
             if self.losses(logits.detach()).requires_grad:
                 raise ArgumentError(
-                    "loss: expected a function of the logits and the batch; it has a derivative by "
-                    "something else (another output of the model, or a parameter), which would be "
-                    "left out: leave that term out, or detach it"
+                    "loss: expected a function of the logits and the batch; it also depends on "
+                    "another output of the model or on a parameter, whose derivative would be left "
+                    "out: leave that term out, or detach it"
                 )
             leaf = logits.detach().requires_grad_()
             total = self.losses(leaf).sum() * share

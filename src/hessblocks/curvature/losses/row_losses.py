@@ -171,8 +171,8 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
         )
     if _moved(batch.inputs, batch.labels):
         raise ArgumentError(
-            "labels: already moved by one place, each is the next input, and causal-lm would move "
-            "them again; give loss='classification' with them, or the inputs themselves as labels"
+            "labels: each is the next input token already, and causal-lm would shift them once "
+            "more; give loss='classification' with them, or the inputs themselves as labels"
         )
     # as in transformers, the loss shifts the labels
     targets = F.pad(labels[:, 1:].long(), (0, 1), value=IGNORED)

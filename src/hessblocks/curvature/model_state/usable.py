@@ -19,13 +19,13 @@ def check_contexts(model: nn.Module, device: torch.device) -> None:
     """
     if torch.is_autocast_enabled(device.type):
         raise ArgumentError(
-            "model: under torch.autocast curvature would be rounded to half precision; ask for it "
-            "outside"
+            "model: under torch.autocast curvature would be rounded to half precision; compute "
+            "it outside"
         )
     if parametrize._cache_enabled and any(map(parametrize.is_parametrized, model.modules())):
         raise ArgumentError(
-            "model: inside torch.nn.utils.parametrize.cached() its weights come from a pass "
-            "before, without the way to their parameters; ask for curvature outside"
+            "model: inside torch.nn.utils.parametrize.cached() its weights are cached from an "
+            "earlier pass, without the graph to their parameters; ask for curvature outside"
         )
 
 

@@ -272,7 +272,7 @@ def _check_row(problem: Any, guard: Guard, chosen: frozenset[str], twice: bool) 
         alone = compare({}, {name: {name: z} for name, z in hidden.items()}, {}).names("wrong")
         raise ArgumentError(
             f"model: the logits change with {[*alone, *hidden][0]!r}, but autograd finds no way to "
-            f"it{passing}, so that every derivative by it would be 0: a part that is detached, "
+            f"it{passing}, and its derivatives would all be 0: a part of the model is detached, "
             f"quantised or run without a graph; {witness.OTHER_OPERATIONS}, or freeze it by "
             "requires_grad_(False)"
         )
@@ -286,10 +286,9 @@ def _check_row(problem: Any, guard: Guard, chosen: frozenset[str], twice: bool) 
     subject = f"the autograd Function {', '.join(functions)}"
     if any(name.endswith(MISSING_SUFFIX) for name in functions):
         raise ArgumentError(
-            f"model: {subject} stands for an operation that torch has no derivative of (int8 "
-            "layers, an operator of an extension), which counts as 0 in every derivative; "
-            "use the model in floating point, or freeze what lies below by "
-            "requires_grad_(False)"
+            f"model: {subject} is the output of an operation (an int8 layer, an extension's) "
+            "whose derivative torch does not know and takes to be 0; use the model in floating "
+            "point, or freeze the layers before it by requires_grad_(False)"
         )
     with witness.named_in_errors(functions):
         rows = {name: itemgetter(name) for name in along} if twice else {}
@@ -306,9 +305,8 @@ def _check_row(problem: Any, guard: Guard, chosen: frozenset[str], twice: bool) 
     )
     if "unclear" in (compared.first[""].verdict, largest.verdict):
         warnings.warn(
-            f"curvature: {subject}: differences are too rough in this dtype to tell whether its "
-            "derivatives are right; hessblocks.check_derivatives(problem) of a float64 model "
-            "tells more",
+            f"curvature: {subject}: finite differences are too inexact in this dtype to check its "
+            "derivatives; call hessblocks.check_derivatives(problem) with a float64 model",
             DerivativeWarning,
             stacklevel=2,
         )

@@ -99,8 +99,8 @@ class CurvatureOperator(LinearOperator):
         if not isinstance(vector, Tensor) or tuple(vector.shape) != self.shape[1:]:
             raise ArgumentError(
                 f"vector: expected a tensor of shape {self.shape[1:]}, got "
-                f"{tuple(getattr(vector, 'shape', ())) or type(vector).__name__}; of several take "
-                "vectors[:, 0]"
+                f"{tuple(getattr(vector, 'shape', ())) or type(vector).__name__}; give one "
+                "column, vectors[:, 0]"
             )
         named = dict(self.problem.model.named_parameters())
         like = {n: vector.new_empty(()).expand(named[n].shape) for n in self.columns.parameters}

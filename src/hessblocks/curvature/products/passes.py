@@ -213,9 +213,8 @@ def make_plan(
     rows = processes.least(rest // cost.peak, device)  # passes are divided by their numbers
     if rows < 1:
         raise ArgumentError(
-            "memory_limit: one row of a batch needs about "
-            f"{in_units(fixed + cost.peak)}, the limit is "
-            f"{in_units(fixed + rest)}; raise the limit or shorten the sequences"
+            f"memory_limit: one row of a batch needs about {in_units(fixed + cost.peak)}, the "
+            f"limit is {in_units(fixed + rest)}; raise the limit or shorten the sequences"
         )
     rows = max(1, rows // share)
     if device.type == "cpu":
@@ -297,9 +296,8 @@ def _batch_norm_ties_rows(problem: Any) -> bool:
     tied = any(norm.running_mean is None for norm in norms)
     if tied and problem.memory_limit is not None:
         raise ArgumentError(
-            "memory_limit: batch norm without running statistics ties the rows of a batch "
-            "together, so that it cannot be cut; leave the limit out, or set "
-            "track_running_stats=True"
+            "memory_limit: batch norm without running statistics mixes the rows of a batch, which "
+            "cannot be cut then; leave the limit out, or set track_running_stats=True"
         )
     return tied
 

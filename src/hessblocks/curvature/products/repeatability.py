@@ -208,11 +208,11 @@ class RowComparison:
         rows = self._rows_per_pass(batch.rows)
         return ArgumentError(
             f"batches: batch {batch.number} (counted from 0) whole and in pieces of {rows} "
-            f"row{'s' * (rows > 1)} {finding}, so that its rows depend on each other; batches are "
-            "cut here, and every entry along its first axis where that has as many entries as the "
-            "batch has rows: give an entry that is not of the rows, such as a bias (heads, T, T), "
-            "an axis of one in front; where the model itself mixes rows, a loss that is a "
-            "callable, without memory_limit, leaves batches whole"
+            f"row{'s' * (rows > 1)} {finding}, so that its rows depend on each other. Each entry "
+            "of a batch is cut along its first axis if that is as long as the batch has rows: give "
+            "an entry that is not one a row, such as a bias (heads, T, T), a first axis of length "
+            "1. If the model itself mixes rows, give the loss as a callable and leave memory_limit "
+            "out: batches then stay whole"
         )
 
 

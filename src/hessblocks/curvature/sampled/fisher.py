@@ -29,7 +29,7 @@ from hessblocks.curvature import losses
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products import CurvatureOperator, OuterProduct, Problem, check_problem
 from hessblocks.curvature.sampled.one_pass import SampledPass, draws, plan_passes, sampled_passes
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, check_whole
 from hessblocks.linalg import factor_samples
 
 Curvature = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
@@ -133,10 +133,8 @@ class MonteCarloFisher(CurvatureOperator):
                 unknown.
         """
         check_problem(problem)
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-            raise ArgumentError(f"samples: expected a whole number above 0, got {samples!r}")
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
+        check_whole(1, samples=samples)
+        check_whole(seed=seed)
 
         def drawn(loss: losses.BatchLoss, batch: losses.Batch) -> losses.BatchLoss:
             if isinstance(loss, losses.CrossEntropy):

@@ -27,7 +27,7 @@ from hessblocks.curvature.products import (
     say_precision,
 )
 from hessblocks.curvature.sampled.one_pass import SHARE, SampledPass
-from hessblocks.errors import ArgumentError, RunError, in_units
+from hessblocks.errors import ArgumentError, RunError, check_whole, in_units
 from hessblocks.linalg import FEWEST_SAMPLES, default_limit, keeping, unit_of
 
 AT_ONCE = 1 << 18
@@ -89,10 +89,7 @@ def plan_samples(
         ArgumentError: fewer than 8 samples, 8 samples of the largest group do not fit, or the loss
             is a callable.
     """
-    if samples < FEWEST_SAMPLES:
-        raise ArgumentError(
-            f"samples: expected at least {FEWEST_SAMPLES} for an error bar, got {samples}"
-        )
+    check_whole(FEWEST_SAMPLES, samples=samples)
     if not root_is_known(problem):
         raise ArgumentError(
             "loss: method='sampled' needs a formula for the loss's curvature, which a callable "

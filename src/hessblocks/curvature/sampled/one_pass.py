@@ -40,7 +40,7 @@ class SampledPass:
             ArgumentError: L is not known for the loss.
             RunError: the loss is not finite.
         """
-        self._problem, self._rows = problem, rows
+        self._problem, self.rows = problem, rows
         parameters = problem.parameters
         self.leaves: dict[str, Tensor] = {n: parameters[n].requires_grad_() for n in names}
         with torch.enable_grad():
@@ -65,7 +65,7 @@ class SampledPass:
         Returns:
             The sample.
         """
-        drawn = signs(self._rows, self._noise, self.values.device, seed=seed, sample=number)
+        drawn = signs(self.rows, self._noise, self.values.device, seed=seed, sample=number)
         return self._pulled_back(self._root(drawn), keep, of)
 
     def gradient(self, *, keep: bool, of: Float[Tensor, "..."] | None = None) -> Gradients:

@@ -17,11 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import ArgumentError, RunError, check_whole
 from hessblocks.linalg.estimators.estimates import Estimate
 from hessblocks.linalg.operators import (
     LinearOperator,
-    check_whole,
     chunks,
     largest_size,
     working_dtype,

@@ -2,7 +2,6 @@
 
 from hessblocks.linalg.operators.bounded import (
     BoundedCache,
-    check_whole,
     chunks,
     default_limit,
     slices,

@@ -3,23 +3,11 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import accumulate, pairwise
-from numbers import Integral
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from hessblocks.errors import ArgumentError, main_memory
-
-
-def check_whole(**values: object) -> None:
-    """Check that arguments, given by name, are integers.
-
-    Raises:
-        ArgumentError: a value is not an integer.
-    """
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise ArgumentError(f"{name}: expected a whole number, got {value!r}")
+from hessblocks.errors import main_memory
 
 
 class Sized(Protocol):

@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.errors import ArgumentError, RunError
-from hessblocks.linalg.operators.bounded import check_whole
+from hessblocks.errors import ArgumentError, RunError, check_whole
 from hessblocks.linalg.operators.inner import column_products, unit_of
 from hessblocks.linalg.operators.operator import (
     LinearOperator,
@@ -147,9 +146,7 @@ def _check(operator: LinearOperator, damping: float, tolerance: float, max_produ
     for name, value in (("damping", damping), ("tolerance", tolerance)):
         if not (isinstance(value, Real) and math.isfinite(value) and value >= 0):
             raise ArgumentError(f"{name}: expected a number of at least 0, got {value!r}")
-    check_whole(max_products=max_products)
-    if max_products < 1:
-        raise ArgumentError(f"max_products: expected at least 1, got {max_products}")
+    check_whole(1, max_products=max_products)
 
 
 def _preconditioning(

@@ -174,8 +174,8 @@ class Spectrum(Tabular):
         share = float(torch.tensor(unit, dtype=torch.float64) ** power)
         if not torch.finfo(torch.float64).tiny < share < math.inf:
             warnings.warn(
-                f"moments: the mean of λ^{power} leaves the range of float64, with eigenvalues "
-                f"near {unit:.0e}; average(lambda values: (values / unit) ** {power}) stays in it",
+                f"moments: the mean of λ^{power} leaves the range of float64; divide by "
+                f"{unit:.0e}: average(lambda values: (values / {unit:.0e}) ** {power})",
                 stacklevel=3,
             )
         return replace(
