@@ -146,10 +146,11 @@ def secants(
 def without_ruling_pieces(
     problem: Problem, changes: Sequence[Change], draws: Draws, rows: Sequence[Batch]
 ) -> Draws:
-    """Scale the products of pieces that rule a forecast to the divergence measured there.
+    """Replace the products of pieces that rule a forecast by the divergence measured there.
 
     Near a flip, as of a first token that just does or does not become an attention sink, the
-    curvature is large, and holds for tiny steps alone: such a piece may cost 30 times its KL.
+    curvature is large, and holds for tiny steps alone: a forecast may be 30 times the divergence,
+    which is divided over the changes as their costs on the other pieces.
 
     Args:
         problem: model, loss and data of the draws.
@@ -171,8 +172,9 @@ def without_ruling_pieces(
     with problem.computing(), torch.no_grad():
         for columns in alike.values():
             forecasts = draws.by_piece(draws.together(draws.squares, columns)) / 2
-            costs = forecasts / draws.shares
-            for piece in (costs > RULING * costs.median()).nonzero()[:, 0].tolist():
+            costs, measured = forecasts / draws.shares, dict[int, float]()
+            median = costs.median()
+            for piece in ((costs > RULING * median) & (median > 0)).nonzero()[:, 0].tolist():
                 before = DivergenceFrom(problem, rows[piece], problem.parameters, 1)
                 full, tiny = (
                     before.divergences(
@@ -182,10 +184,13 @@ def without_ruling_pieces(
                 )
                 # a sample that is large by chance is no reason: the mean needs it
                 if tiny / TINY**2 > FAR * full > 0:
-                    samples = (draws.pieces == piece).nonzero()
-                    share = full / problem.valid / float(forecasts[piece])
-                    squares[samples, torch.tensor(columns)] *= share
-                    ruling.add(piece)
+                    measured[piece] = full / problem.valid
+            ordinary = [piece for piece in range(len(rows)) if piece not in measured]
+            parts = draws.by_piece(draws.squares)[ordinary][:, columns].sum(0)
+            for piece, divergence in measured.items():
+                samples = (draws.pieces == piece).nonzero()
+                squares[samples, torch.tensor(columns)] = 2 * divergence * parts / parts.sum()
+            ruling |= {*measured}
     return replace(draws, squares=squares, ruling=torch.tensor(sorted(ruling), dtype=torch.int64))
 
 
