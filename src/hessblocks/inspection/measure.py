@@ -106,8 +106,8 @@ def measure_curvature(
         selected = curvature.select_groups(all_groups, settings.groups)
     folder = Path(str(out).replace("{model}", subject.name.replace("/", "-")))
     subjects = _subjects(settings, placed(device, subject.model), tokens, selected, device)
-    # before the folder is made: this refuses a memory limit that is too low
-    spending = chosen(subjects, settings, folder, progress)
+    with progress.stage("plan"):  # before the folder is made: this refuses too low a memory limit
+        spending = chosen(subjects, settings, folder, progress)
     measured = {name: getattr(settings, name) for name in MEASURED}
     config = {
         "command": "curvature",
@@ -137,8 +137,8 @@ def _subjects(
     device: str,
 ) -> Subjects:
     """Make two problems of one model: norms use the whole memory limit, single products half."""
-    gigabytes = settings.memory_limit  # the default, 45 %, keeps the process with model within half
-    limit = int(1e9 * min(gigabytes, 1e9)) if gigabytes else 9 * free_memory(device) // 20
+    gigabytes = settings.memory_limit  # the default, 40 %, keeps the process with model within half
+    limit = int(1e9 * min(gigabytes, 1e9)) if gigabytes else 2 * free_memory(device) // 5
     problem = partial(curvature.Problem, model, tokens, loss=settings.loss)
     together = {"": curvature.merge("all groups", list(groups.values()))}
     return Subjects(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -130,6 +129,8 @@ def measure_quantise(
         raise ArgumentError(f"FILE: {file} exists already; remove it, or give another name.")
     with claimed(folder, config, free=free):
         if before:
+            if finish:
+                finish(folder)
             return {**before, "out": str(folder)}
         files = 2 if settings.size_of else 3  # this one, and the mixes beside it
         passes = files * 2 * settings.check / settings.sequences  # before and after, for each
@@ -157,10 +158,7 @@ def measure_quantise(
 def _digest(file: Path) -> str:
     """Compute the SHA-256 of a file, or of the weights of a folder; empty if there is none."""
     file = file / "model.safetensors" if file.is_dir() else file
-    if not file.is_file():
-        return ""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return storage.sha256(file) if file.is_file() else ""
 
 
 def _was_written(folder: Path, file: Path, settings: Mapping[str, Any]) -> bool:

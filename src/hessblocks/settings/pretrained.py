@@ -63,7 +63,7 @@ class CurvatureInspection(InspectionSettings):
     loss: Annotated[str, OneOf(("causal-lm", "masked-lm", "classification"))] = "causal-lm"
     """Loss: causal-lm, masked-lm (of 15 % of the tokens), or classification (only in Python)."""
     memory_limit: Annotated[float | None, above_0("gigabytes (GB)")] = None
-    """Gigabytes besides model and data; by default 45 % of the free memory; less is slower."""
+    """Gigabytes besides model and data; by default 40 % of the free memory; less is slower."""
 
     def __post_init__(self) -> None:
         """Check ranges and parts, and sort the parts."""

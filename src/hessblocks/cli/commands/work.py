@@ -2,9 +2,10 @@
 
 import glob
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
@@ -109,22 +110,30 @@ def measure_in_folder(
         as_json: print one JSON object instead of tables.
     """
     start, progress, page = time.perf_counter(), terminal.ScreenProgress(), PAGES[command]
+    paths = [Path(path) for name in READ if (path := given.get(name)) and path not in BUILT_IN]
+    at_hand = all(path.exists() for path in paths)  # else in a cache, or a preset
+
+    def note(folder: Path) -> Any:
+        wrote = [folder, *([Path(given["file"])] if "file" in given else [])]
+        return json.loads(json.dumps({**call, "wrote": _digests(wrote)}, default=str))
 
     def finish(folder: Path) -> None:
         with progress.stage("report"):
             page.write(folder)
-            if call and call == _call(given):  # else a file changed meanwhile
-                write_json(folder / FINISHED, {"call": call, "wrote": _wrote(folder, given)})
+            if at_hand and call["read"] == _digests(paths):  # else a file changed meanwhile
+                write_json(folder / FINISHED, note(folder))
 
     with interruptible():
-        call = _call(given)
-        if folder := _finished(command, call, given):
+        call = {"versions": [__version__, sys.version], "given": given, "read": _digests(paths)}
+        pattern = glob.escape(str(given["out"] or f"runs/{command}-{{model}}"))
+        folders = map(Path, glob.glob(pattern.replace("{model}", "*")) if at_hand else ())
+        alike = [path for path in folders if _noted(path).get("read") == call["read"]]
+        if folder := next((path for path in alike if _noted(path) == note(path)), None):
             progress.note(f"{folder} holds the results of this call; nothing is measured again")
             results = page.read(folder)
         else:
-            results = resolve_name(f"hessblocks.{function}")(
-                **given, progress=progress, finish=finish
-            )
+            work = resolve_name(f"hessblocks.{function}")
+            results = work(**given, progress=progress, finish=finish)
     seconds, summarised = time.perf_counter() - start, page.summary(results)
     terminal.show(
         {**summarised, "seconds": round(seconds, 3)},
@@ -134,40 +143,18 @@ def measure_in_folder(
     )
 
 
-def _call(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe a call, with digests of the files that it reads; empty if some are elsewhere."""
-    named = {name: given.get(name) for name in READ}
-    paths = {name: Path(path) for name, path in named.items() if path and path not in BUILT_IN}
-    if not all(path.exists() for path in paths.values()):  # in a cache, or a preset
-        return {}
-    files = {name: _digests(path) for name, path in paths.items()}
-    call = {"versions": [__version__, sys.version], "given": given, "files": files}
-    described: dict[str, Any] = json.loads(json.dumps(call, default=str))
-    return described
+def _noted(folder: Path) -> dict[str, Any]:
+    """Read the note of a finished call; empty if there is none, or a damaged one."""
+    with suppress(RunError):
+        return read_object(folder / FINISHED)
+    return {}
 
 
-def _digests(path: Path) -> dict[str, str]:
-    """Compute the SHA-256 of a file, or of the files below a folder."""
-    paths = [path] if path.is_file() else sorted(path.rglob("*"))
-    files = (p for p in paths if p.is_file() and not p.name.startswith((".hessblocks", FINISHED)))
-    return {str(file.relative_to(path)): sha256(file) for file in files}
-
-
-def _wrote(folder: Path, given: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Compute the digests of all that a call has written."""
-    paths = {"folder": folder, **({"file": given["file"]} if "file" in given else {})}
-    return {name: _digests(path) for name, path in paths.items()}
-
-
-def _finished(command: str, call: Mapping[str, Any], given: Mapping[str, Any]) -> Path | None:
-    """Find the folder of an equal call that has finished, if all that it wrote is as it was."""
-    pattern = glob.escape(str(given["out"] or f"runs/{command}-{{model}}")).replace("{model}", "*")
-    for folder in map(Path, glob.glob(pattern) if call else ()):
-        with suppress(OSError, RunError):  # no note, or a damaged one
-            note = read_object(folder / FINISHED)
-            if note["call"] == call and note["wrote"] == _wrote(folder, given):
-                return folder
-    return None
+def _digests(paths: Iterable[Path]) -> dict[str, str]:
+    """Compute the SHA-256 of files, and of those below folders."""
+    every = [file for path in paths for file in (path, *sorted(path.rglob("*")))]
+    files = (f for f in every if f.is_file() and not f.name.startswith((".hessblocks", FINISHED)))
+    return {str(file): sha256(file) for file in files if os.access(file, os.R_OK)}
 
 
 def _lines(comparison: Comparison) -> Iterator[Table | str]:
