@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,18 +40,18 @@ from hessblocks.quiet import quiet, without_bars
 
 _WHOLE, _ABOVE = "a whole number from 1 on", "a number above 0"
 VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "_eps": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
-    "_epsilon": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
-    "rope_theta": (lambda value: 0 < value < math.inf, _ABOVE),
-    "_softcapping": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
+    "*_eps": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
+    "*_epsilon": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
+    "*rope_theta": (lambda value: 0 < value < math.inf, _ABOVE),
+    "*_softcapping": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
     "query_pre_attn_scalar": (lambda value: 0 < value < math.inf, _ABOVE),
-    "max_position_embeddings": (lambda value: value >= 1, _WHOLE),
+    "*max_position_embeddings": (lambda value: value >= 1, _WHOLE),
     "sliding_window": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
     "num_experts_per_tok": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
     "n_head": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
     "output_hidden_states": (lambda value: isinstance(value, bool), "true or false"),
 }
-"""Configuration's key, or ending with `_` → whether a value fits, and what is expected."""
+"""Pattern of a configuration's key → whether a value fits, and what is expected."""
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Options of transformers: no network, and no code from the folder."""
 _NUMBER, _IN_LAYER = re.compile(r"\.\d+\."), re.compile(r"(\.\d+\.).*")
@@ -328,8 +329,8 @@ def _check_values(source: str, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if isinstance(value, Mapping):
             _check_values(source, value)
-        for ending, (fits, expected) in VALUES.items():
-            named = str(key).endswith(ending) if ending[0] == "_" else key == ending
+        for pattern, (fits, expected) in VALUES.items():
+            named = fnmatchcase(str(key), pattern)
             known = named and value is not None and values.get(f"use_{key}") is not False
             if known and not (isinstance(value, int | float) and fits(value)):
                 raise ArgumentError(
