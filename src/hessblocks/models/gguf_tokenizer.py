@@ -39,8 +39,7 @@ _LETTERS = {
     r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]": r"[\p{L}&&[^a-z]]",
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]": r"[\p{L}&&[^A-Z]]",
 }
-"""Capitals, and small letters, in transformers' expressions → as llama.cpp has them: ASCII alone has
-two cases, and no letter is a mark."""
+"""Capitals and small letters by transformers → by llama.cpp: ASCII alone has cases, no marks."""
 
 
 def _as_llama_cpp(split: str) -> str:
