@@ -409,7 +409,17 @@ def test_another_tokeniser_of_equal_vocabulary_is_not_a_model_to_merge_with() ->
     del fewer["model"]["merges"][3:]
     unsplit["pre_tokenizer"]["pretokenizers"][-1]["use_regex"] = False
     assert not other_function(bare, bare, (tokenizer, byte_level(SMOL)))
-    for content in (fewer, unsplit):
+    flags, spelled = copy.deepcopy(stored), copy.deepcopy(stored)
+    for added in flags["added_tokens"]:  # a GGUF file does not hold them
+        added |= {"lstrip": True, "rstrip": True}
+    assert stored["added_tokens"]
+    second = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(flags)))
+    assert not other_function(bare, bare, (tokenizer, second))
+    letter = next(pair[0] for pair in stored["model"]["merges"] if pair[0].isalpha())
+    spelled["added_tokens"].append(
+        stored["added_tokens"][0] | {"content": letter, "id": stored["model"]["vocab"][letter]}
+    )
+    for content in (fewer, unsplit, spelled):
         inner = Tokenizer.from_str(json.dumps(content))
         second = PreTrainedTokenizerFast(tokenizer_object=inner)
         assert other_function(bare, bare, (tokenizer, second)) == ["tokenizer"]

@@ -44,7 +44,7 @@ FAULTS = (
     fault("door: a model that another run wrote is replaced",
           "storage.remembered_in(model).get('run') != run => False",
           "test_a_model_that_this_run_did_not_write_is_not_replaced", within="_check_replaceable"),
-    fault("door: a router that takes the largest does not choose", "places or name in CHOICES => name in CHOICES",
+    fault("door: a router that takes the largest does not choose", "inputs & {*self._indices} => False",
           "test_a_router_that_takes_the_largest_by_max_chooses", within="hessblocks.bill.secant"),
     fault("door: tokenisers of one vocabulary are merged", "['tokenizer'] * (own != theirs) => []",
           "test_another_tokeniser_of_equal_vocabulary_is_not_a_model_to_merge_with", within="other_function"),
