@@ -112,14 +112,14 @@ def measure_price(
         every += [*map(in_format, settings.formats), *([merged(merging)] if merging else [])]
         edits = {edit.how: edit for edit in every}
         changes = change_each(model, *edits.values()) if several else {}
-        stored = _stored(settings.against, subject) if settings.against else {}
+        stored, moved = _stored(settings.against, subject) if settings.against else ({}, [])
         if stored:
             edits = {AS_STORED: replace(merged(stored, weight=1.0), how=AS_STORED)}
             groups = custom_groups(model, {name: name for name in stored})
             changes = change_each(groups, *edits.values())
         if rounding:
             changes = rounded_activations(model, settings)
-    told = note_history(settings, model.config, tokenizer, progress)
+    told = note_history(settings, model.config, tokenizer, progress, moved)
     what = "cache" if rounding else "price"
     folder = Path(out or Path("runs", f"{what}-{subject.name.replace('/', '-')}"))
     config = {
@@ -217,38 +217,39 @@ def _other(source: str, subject: Subject) -> nn.Module:
     return second
 
 
-def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
-    """Read the matrices of a quantised copy that differ from the model's."""
-    model: Any = subject.model
-    parameters = {n: p.detach().cpu() for n, p in plain_model(model).named_parameters()}
+def _stored(source: str, subject: Subject) -> tuple[dict[str, Tensor], list[str]]:
+    """Read the matrices of a quantised copy that differ, and the names of norms that moved."""
+    model: Any = plain_model(subject.model)
+    # tied matrices twice, since the copy may store both
+    parameters = {n: p.detach().cpu() for n, p in model.named_parameters(remove_duplicate=False)}
     try:
         stored = stored_weights(source, [*parameters])
         config = Saved.at(source).config
     except (ArgumentError, RunError) as error:
         raise type(error)(str(error).replace("MODEL:", "--against:", 1)) from error
-    except (AttributeError, KeyError) as error:
-        raise ArgumentError(
-            f"--against: {source} is not a copy of {subject.name} ({error})."
-        ) from error
     if any(stored[name].shape != p.shape for name, p in parameters.items()):
         raise ArgumentError(
             f"--against: {source} has weights of other sizes than {subject.name}; give a quantised "
             "copy of it."
         )
+    modules = model.get_input_embeddings(), model.get_output_embeddings()
+    ends = [f"{name}.weight" for name, module in model.named_modules() if module in modules]
+    equal = all(torch.equal(v[ends[0]], v[name]) for v in (parameters, stored) for name in ends)
     others = other_function(model.config, config, (None, None))
+    others = [name for name in others if not (equal and name.endswith("tie_word_embeddings"))]
     others += [n for n, p in parameters.items() if p.ndim < 2 and _moved(p, stored[n])]
     if others:
         raise ArgumentError(
             f"--against: {source} differs from {subject.name} in {', '.join(others[:5])} too, so "
             "that its matrices alone are not its rounding; give the model that it was made from."
         )
-    matrices = {n: p for n, p in parameters.items() if p.ndim > 1}
-    differ = {n: stored[n] for n, p in matrices.items() if not torch.equal(stored[n], p)}
-    if not differ:
+    differ = [n for n, _ in model.named_parameters() if not torch.equal(stored[n], parameters[n])]
+    matrices = {n: stored[n] for n in differ if stored[n].ndim > 1}
+    if not matrices:
         raise ArgumentError(
             f"--against: {source} has the same weights as {subject.name}; give a quantised copy."
         )
-    return differ
+    return matrices, [n for n in differ if n not in matrices]
 
 
 def _moved(weight: Tensor, stored: Tensor) -> bool:
@@ -257,7 +258,11 @@ def _moved(weight: Tensor, stored: Tensor) -> bool:
 
 
 def note_history(
-    settings: PricingSettings | QuantisingSettings, config: Any, tokenizer: Any, progress: Progress
+    settings: PricingSettings | QuantisingSettings,
+    config: Any,
+    tokenizer: Any,
+    progress: Progress,
+    moved: Sequence[str] = (),
 ) -> list[str]:
     """Note and return what the numbers are of.
 
@@ -266,6 +271,7 @@ def note_history(
         config: configuration of the model, with the types that its matrices were stored in.
         tokenizer: its tokeniser.
         progress: takes the notes.
+        moved: norms and biases in which a quantised copy differs.
 
     Returns:
         Clauses: stored bits, edits that are not below them, what is merged, how windows begin.
@@ -285,6 +291,9 @@ def note_history(
             )
     if getattr(settings, "merge", None):
         notes.append("merging averages the matrices alone; embeddings, norms and biases stay")
+    if moved:
+        names = f"{', '.join(moved[:5])}{', …' * (len(moved) > 5)}"
+        notes.append(f"the copy's {names} differ by up to {ROUNDED:.0%} too, which is in no number")
     if clause := start_words(tokenizer, settings.bare):
         notes.append(clause)
     for clause in notes:
@@ -418,7 +427,9 @@ def stored_weights(source: str, names: Sequence[str]) -> dict[str, Float[Tensor,
         loaded(torch.zeros(1, 1, dtype=torch.int64))
         for name in names:
             module, _, attribute = name.rpartition(".")
-            weight: Any = getattr(modules[module], attribute)
+            weight: Any = getattr(modules.get(module), attribute, None)
+            if weight is None:
+                raise ArgumentError(f"MODEL: {source} has no {name}; give a copy that has it.")
             weight = weight.dequantize() if hasattr(weight, "qdata") else weight
             weights[name] = weight.detach().float().cpu()
     return weights
