@@ -35,21 +35,10 @@ _NAMES = {
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}"),
     "deepseek-v3 hunyuan-dense joyai-llm": (r"\p{N}{1,3}", _JAPANESE, _DEEPSEEK_3),
 }
-_LETTERS = {
-    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]": r"[\p{L}&&[^a-z]]",
-    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]": r"[\p{L}&&[^A-Z]]",
-}
-"""Capitals and small letters by transformers → by llama.cpp: ASCII alone has cases, no marks."""
-
-
-def _as_llama_cpp(split: str) -> str:
-    for letters, others in _LETTERS.items():
-        split = split.replace(letters, others)
-    return split
-
-
+_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 SPLITS = {name: split for names, split in _NAMES.items() for name in names.split()} | {
-    name: (_as_llama_cpp(split),)
+    # in llama.cpp ASCII alone has capitals and small letters, and no mark is one
+    name: (split.replace(_CAPITALS, r"[\p{L}&&[^a-z]]").replace(_SMALL, r"[\p{L}&&[^A-Z]]"),)
     for name, split in gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS.items()
 }
 """llama.cpp's name → regular expressions; each splits what the one before left, into the matches
