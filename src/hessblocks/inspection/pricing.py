@@ -39,6 +39,7 @@ from hessblocks.quiet import without_bars
 from hessblocks.settings import PricingSettings, QuantisingSettings, make
 from hessblocks.training import claimed, resolve_device
 
+Settings = PricingSettings | QuantisingSettings
 SHOWN = 60
 """Most changes in summary.json and on the page, the most expensive first; bill.csv has all."""
 PRODUCT = 1.3e-9
@@ -163,10 +164,7 @@ def finished(folder: Path, config: Mapping[str, Any], free: Sequence[str]) -> di
 
 
 def drawn_batches(
-    subject: Subject,
-    texts: Sequence[Any],
-    settings: PricingSettings | QuantisingSettings,
-    checked: int,
+    subject: Subject, texts: Sequence[Any], settings: Settings, checked: int
 ) -> tuple[dict[str, Int[Tensor, "windows tokens"]], Int[Tensor, "checked tokens"]]:
     """Draw windows for the forecasts, and `checked` windows for the check."""
     ids, count = subject.encoded(texts, settings.tokens), settings.sequences
@@ -237,14 +235,15 @@ def _stored(source: str, subject: Subject) -> tuple[dict[str, Tensor], list[str]
     equal = all(torch.equal(v[ends[0]], v[name]) for v in (parameters, stored) for name in ends)
     others = other_function(model.config, config, (None, None))
     others = [name for name in others if not (equal and name.endswith("tie_word_embeddings"))]
-    others += [n for n, p in parameters.items() if p.ndim < 2 and _moved(p, stored[n])]
+    norms = {n: p for n, p in parameters.items() if p.ndim < 2}  # and biases
+    others += [n for n, p in norms.items() if (stored[n] - p).norm() > ROUNDED * p.norm()]
     if others:
         raise ArgumentError(
             f"--against: {source} differs from {subject.name} in {', '.join(others[:5])} too, so "
             "that its matrices alone are not its rounding; give the model that it was made from."
         )
     differ = [n for n, _ in model.named_parameters() if not torch.equal(stored[n], parameters[n])]
-    matrices = {n: stored[n] for n in differ if stored[n].ndim > 1}
+    matrices = {n: stored[n] for n in differ if n not in norms}
     if not matrices:
         raise ArgumentError(
             f"--against: {source} has the same weights as {subject.name}; give a quantised copy."
@@ -252,17 +251,8 @@ def _stored(source: str, subject: Subject) -> tuple[dict[str, Tensor], list[str]
     return matrices, [n for n in differ if n not in matrices]
 
 
-def _moved(weight: Tensor, stored: Tensor) -> bool:
-    """Tell whether a norm or bias differs by more than a rounding to 16 bits."""
-    return bool((stored - weight).norm() > ROUNDED * weight.norm())
-
-
 def note_history(
-    settings: PricingSettings | QuantisingSettings,
-    config: Any,
-    tokenizer: Any,
-    progress: Progress,
-    moved: Sequence[str] = (),
+    settings: Settings, config: Any, tokenizer: Any, progress: Progress, moved: Sequence[str] = ()
 ) -> list[str]:
     """Note and return what the numbers are of.
 
@@ -304,7 +294,7 @@ def note_history(
 def stored_bill(
     problem: Problem,
     changes: Mapping[str, Change],
-    settings: PricingSettings | QuantisingSettings,
+    settings: Settings,
     folder: Path,
     drawn: Mapping[str, Any],
     progress: Progress,
@@ -358,10 +348,7 @@ def stored_bill(
 
 
 def announced(
-    problem: Problem,
-    changes: Mapping[str, Change],
-    settings: PricingSettings | QuantisingSettings,
-    measured: float,
+    problem: Problem, changes: Mapping[str, Change], settings: Settings, measured: float
 ) -> str:
     """Estimate passes, minutes and bytes, from one forward pass and one change of each kind.
 
