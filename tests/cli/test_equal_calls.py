@@ -163,9 +163,11 @@ def test_a_file_that_vanishes_costs_the_note_and_nothing_else(
     def refuse(path: Path) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
-    command.meanwhile = Path("texts/a.txt").unlink
-    assert command.measures()
-    assert not (FOLDER / "finished.json").exists()
+    for name in ("texts/a.txt", "texts/finished.json.md"):  # the second leaves no file to read
+        command.meanwhile = Path(name).unlink
+        assert command.measures()
+        assert not (FOLDER / "finished.json").exists()
+    Path(name).write_text("a text")
     command.meanwhile = lambda: Path("x.gguf").unlink()
     assert command.measures(file="x.gguf")
     assert not (FOLDER / "finished.json").exists()
