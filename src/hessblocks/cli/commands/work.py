@@ -116,10 +116,10 @@ def measure_in_folder(
     start, progress, page = time.perf_counter(), terminal.ScreenProgress(), PAGES[command]
     show_warning = warnings.showwarning
 
-    def warn(message: Warning | str, category: type[Warning], *where: Any) -> None:
+    def warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if category is UserWarning or category.__module__.startswith("hessblocks"):
             progress.notes.append(f"warning: {message}")
-        show_warning(message, category, *where)
+        show_warning(message, category, *where, **more)
 
     def finish(folder: Path) -> None:
         with progress.stage("report"):
