@@ -75,6 +75,7 @@ from .linalg import (
     LinearOperator as LinearOperator,
     Spectrum as Spectrum,
     diagonal as diagonal,
+    condition_number as condition_number,
     extreme_eigenvalues as extreme_eigenvalues,
     frobenius_norm as frobenius_norm,
     identity_like as identity_like,

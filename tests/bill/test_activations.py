@@ -250,13 +250,14 @@ def test_fine_rounding_costs_what_is_forecast(family: str) -> None:
 class Flip(nn.Module):
     """A sum that flips a tanh, which is flat but near 0, beside a smooth function of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, gain: float = 1000.0) -> None:
         super().__init__()
+        self.gain = gain
         self.read, self.flip, self.smooth = nn.Linear(4, 1), nn.Linear(1, 3), nn.Linear(1, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         total = self.read(x)
-        flipped: Tensor = self.flip(torch.tanh(1000 * total)) + self.smooth(total)
+        flipped: Tensor = self.flip(torch.tanh(self.gain * total)) + self.smooth(total)
         return flipped
 
 
@@ -276,7 +277,38 @@ def test_where_a_tiny_step_flips_the_measured_divergence_of_that_piece_counts() 
     divergence = (before.exp() * (before - after)).sum() / 16
     torch.testing.assert_close(draws.by_piece(draws.squares)[5, 0] / 2, divergence)
     whole = hb.price(problem, changes, samples=16)
-    assert "(1 of 16 pieces of text by their measured KL: a quadratic fails there)" in str(whole)
+    told = "(1 of 16 pieces of text count by their measured KL, since no quadratic holds there)"
+    assert told in str(whole)
+
+
+class Sum(nn.Module):
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([part(x) for part in self.parts]).sum(0)
+
+
+def test_the_change_that_flips_is_charged_and_one_under_two_names_is_left_alone() -> None:
+    torch.manual_seed(0)
+    model, x = Sum(Flip(), Flip(gain=0.1)).double(), torch.randn(16, 4).double() + 2
+    read: Any = model.get_submodule("parts.0.read")
+    read.weight.data.abs_()
+    x[5, 0] -= read(x[5]).item() / read.weight[0, 0].item()
+    problem = hb.Problem(model, [(x, torch.zeros(16, dtype=torch.long))], loss="classification")
+    changes = hb.activation_changes(model, "parts.*.read", bits=4)
+    bill = hb.price(problem, changes, samples=64)
+    check = bill.check([(name,) for name in bill])
+    measured = [estimate.value for estimate in check.measured]
+    assert measured[0] > 2 * measured[1]
+    forecasts = [price.forecast.value for price in check.forecasts]
+    assert forecasts[0] == pytest.approx(measured[0], rel=0.5)
+    assert forecasts[0] > 2 * forecasts[1]
+    (change, _) = changes.values()
+    twice = hb.price(problem, {"a": change, "b": change}, samples=16)
+    assert twice.draws.ruling is not None
+    assert not len(twice.draws.ruling)
 
 
 def test_inputs_of_modules_are_rounded_alone() -> None:

@@ -1,6 +1,12 @@
 """Forecast the KL divergence of weight changes, check the forecasts, and allocate bits."""
 
-from hessblocks.bill.activations import BLOCK, ActivationPrice, activation_changes, cache_changes
+from hessblocks.bill.activations import (
+    BLOCK,
+    ActivationPrice,
+    activation_changes,
+    activations_of,
+    cache_changes,
+)
 from hessblocks.bill.allocation import Allocation, allocate
 from hessblocks.bill.bill import Bill, price, quantise
 from hessblocks.bill.changes import Change, change_each

@@ -322,17 +322,17 @@ class Bill(Tabular, Mapping[str, Price]):
 
     @property
     def ruling(self) -> str:
-        """How many pieces of text count by their measured divergence; empty if none does."""
+        """Which pieces of text count by their measured divergence, in words; empty if none does."""
         count = 0 if self.draws.ruling is None else len(self.draws.ruling)
         where = f"{count} of {len(self.draws.shares)} pieces of text"
-        return f" ({where} by their measured KL: a quadratic fails there)" if count else ""
+        return f"{where} count by their measured KL, since no quadratic holds there" * bool(count)
 
     def __str__(self) -> str:
         """Print the number of changes and of samples, and the most expensive change."""
         dearest = max(self.values(), key=lambda price: price.forecast.value)
         beyond = sum(not price.trusted for price in self.values())
         outside = f", {beyond} outside of the quadratic" if beyond else ""
-        spent = f"{len(self.draws.pieces)} samples{self.ruling}"
+        spent = f"{len(self.draws.pieces)} samples" + f" ({self.ruling})" * bool(self.ruling)
         return f"bill of {len(self)} changes, {spent}{outside}; dearest: {dearest}"
 
     def plot(self, ax: Axes | None = None) -> Figure:

@@ -64,7 +64,7 @@ class Draws:
     scales: Float[Tensor, "J P"] | None = None
     """Diagonal of each change over that of each reference; None if all changes are multiplied."""
     ruling: Int[Tensor, " R"] | None = None
-    """Pieces whose products are of the divergence measured there; None: none was sought."""
+    """Pieces whose products are scaled to the divergence measured there; None: of weights."""
 
     def by_piece(self, values: Float[Tensor, "D ..."]) -> Float[Tensor, "U ..."]:
         """Average over the samples of each piece."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -146,11 +147,12 @@ def secants(
 def without_ruling_pieces(
     problem: Problem, changes: Sequence[Change], draws: Draws, rows: Sequence[Batch]
 ) -> Draws:
-    """Replace the products of pieces that rule a forecast by the divergence measured there.
+    """Scale the products of pieces that rule a forecast to the divergence measured there.
 
     Near a flip, as of a first token that just does or does not become an attention sink, the
-    curvature is large, and holds for tiny steps alone: a forecast may be 30 times the divergence,
-    which is divided over the changes as their costs on the other pieces.
+    curvature is large, and holds for tiny steps alone: a forecast may be 30 times the divergence.
+    That is measured with all changes of a kind together, and divided over them by the quadratic.
+    Pieces whose quadratic is too low are not sought, so that sums are low where rounding saturates.
 
     Args:
         problem: model, loss and data of the draws.
@@ -164,7 +166,7 @@ def without_ruling_pieces(
     Cost: three forward passes over each such piece for each role and edit.
     """
     if len(rows) != len(draws.shares):
-        return draws
+        return replace(draws, ruling=torch.zeros(0, dtype=torch.int64))
     rounded, alike = activations_of(changes), dict[tuple[str, str], list[int]]()
     for column, change in enumerate(rounded):
         alike.setdefault((_NUMBER.sub("N", change.place), change.how), []).append(column)
@@ -172,25 +174,23 @@ def without_ruling_pieces(
     with problem.computing(), torch.no_grad():
         for columns in alike.values():
             forecasts = draws.by_piece(draws.together(draws.squares, columns)) / 2
-            costs, measured = forecasts / draws.shares, dict[int, float]()
-            median = costs.median()
-            for piece in ((costs > RULING * median) & (median > 0)).nonzero()[:, 0].tolist():
+            costs = forecasts / draws.shares
+            large = (costs > RULING * costs.median()) & (costs.median() > 0)
+            own = [rounded[column] for column in columns]
+            if large.any() and any(a.clashes(b) for a, b in combinations(own, 2)):
+                continue  # one change under two names
+            for piece in large.nonzero()[:, 0].tolist():
                 before = DivergenceFrom(problem, rows[piece], problem.parameters, 1)
                 full, tiny = (
-                    before.divergences(
-                        problem.parameters, [_rounded(rounded[c], t) for c in columns]
-                    )[0]
+                    before.divergences(problem.parameters, [_rounded(one, t) for one in own])[0]
                     for t in (1.0, TINY)
                 )
                 # a sample that is large by chance is no reason: the mean needs it
                 if tiny / TINY**2 > FAR * full > 0:
-                    measured[piece] = full / problem.valid
-            ordinary = [piece for piece in range(len(rows)) if piece not in measured]
-            parts = draws.by_piece(draws.squares)[ordinary][:, columns].sum(0)
-            for piece, divergence in measured.items():
-                samples = (draws.pieces == piece).nonzero()
-                squares[samples, torch.tensor(columns)] = 2 * divergence * parts / parts.sum()
-            ruling |= {*measured}
+                    samples = (draws.pieces == piece).nonzero()
+                    share = full / problem.valid / float(forecasts[piece])
+                    squares[samples, torch.tensor(columns)] *= share
+                    ruling.add(piece)
     return replace(draws, squares=squares, ruling=torch.tensor(sorted(ruling), dtype=torch.int64))
 
 

@@ -56,7 +56,8 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
         """Show the number of groups, the parts, and the heterogeneity of the last part."""
         names = ", ".join(SYMBOLS[part] for part in self.parts)
         last = self.heterogeneity(self.parts[-1])
-        return f"norms of {names} of {len(self)} groups; the last: {last}"
+        part = SYMBOLS[self.parts[-1]]
+        return f"norms of {names} of {len(self)} groups; {part}, largest over smallest: {last}"
 
     __repr__ = Tabular.__repr__
 

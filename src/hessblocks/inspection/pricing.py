@@ -19,6 +19,7 @@ from hessblocks.bill import (
     Change,
     Draws,
     Edit,
+    activations_of,
     change_each,
     in_format,
     merged,
@@ -143,6 +144,7 @@ def measure_price(
         bill = stored_bill(problem, changes, settings, folder, drawn, progress, measured)
         bill.save(folder / "bill.csv")
         if not summary:
+            told += [bill.ruling] if bill.ruling else []
             summary = {"command": "price", "model": subject.name, "told": told}
             summary |= {"changes": len(bill), "asked": settings.allocate}
             other = in_pieces(subject.model, held_out) if settings.check else None
@@ -316,7 +318,8 @@ def stored_bill(
         The priced changes.
     """
     path, identity = folder / "draws.safetensors", storage.identity_of(drawn)
-    if path.exists() and "secants" in (tensors := storage.read_tensors(path, identity)):
+    needed = {"secants", "ruling"} if activations_of([*changes.values()]) else {"secants"}
+    if path.exists() and needed <= (tensors := storage.read_tensors(path, identity)).keys():
         sizes = tuple(tensors.pop("relative_sizes").tolist())
         secants = json.loads(bytes(tensors.pop("secants").tolist()))
         weights = {name: tensors.pop(name) for name in [*tensors] if name.startswith(INPUTS)}

@@ -42,13 +42,16 @@ from hessblocks.linalg.operators import (
     working_dtype,
 )
 from hessblocks.linalg.spectra import (
+    ConditionNumber,
     Spectrum,
+    condition_number,
     extreme_eigenvalues,
     jensen_shannon_distance,
     spectral_density,
 )
 
 __all__ = [
+    "ConditionNumber",
     "DenseOperator",
     "DiagonalEstimate",
     "Eigenvalues",
@@ -58,6 +61,7 @@ __all__ = [
     "LinearOperator",
     "Solution",
     "Spectrum",
+    "condition_number",
     "diagonal",
     "extreme_eigenvalues",
     "frobenius_norm",

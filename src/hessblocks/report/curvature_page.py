@@ -79,10 +79,11 @@ def write_curvature_report(folder: AnyPath) -> Path:
 
 
 def curvature_lines(results: CurvatureResults) -> list[Table | str]:
-    """Make the table of norms, the largest first, and list the numbers of the whole model."""
+    """Write the headline, the table of norms, largest first, and numbers of the whole model."""
     norms, shown = results.norms, results.by_size()[:SHOWN]
     rows = [(group, *(norm_text(norms[group][part]) for part in results.parts)) for group in shown]
     lines: list[Table | str] = [
+        _headline(results),
         (("group", *(f"‖{part}‖" for part in results.parts)), rows),
         "Frobenius norms of the groups' own blocks (nats per token), ± 1 standard error",
         "outer: Gauss-Newton matrix H_o; functional: H − H_o; full: Hessian H",

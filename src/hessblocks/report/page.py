@@ -21,7 +21,7 @@ from hessblocks.report.comparison import (
     compare_results,
 )
 from hessblocks.report.comparison_figures import all_figures
-from hessblocks.statistics import Average, Heterogeneity
+from hessblocks.statistics import Average, Heterogeneity, average
 from hessblocks.storage import COMMAND, FolderResults, ResultRow, load_results, read_object
 
 T = TypeVar("T")
@@ -150,8 +150,9 @@ VERDICTS = {-1: "more even than", 1: "less even than", 0: "not told apart from"}
 def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
     """Write which loss each block reached, and whose curvature is more even, before and after.
 
-    The baseline is pre-ln, or the first measured block if pre-ln has no results. Two values differ
-    if they are more than two joint standard errors apart. These are errors over seeds; with one
+    The baseline is pre-ln, or the first measured block if pre-ln has no results. Losses are
+    compared seed by seed, where both blocks have the seeds. Two values differ if they are more than
+    two joint standard errors apart. These are errors over seeds; with one
     seed, errors of the curvature estimates. Speed is not compared: blocks are timed one after
     another, while the load of the machine varies.
 
@@ -165,7 +166,7 @@ def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
     rows = comparison.rows
     base = baseline(rows)
     sentences = (
-        *_losses(rows, base),
+        *_losses(comparison, base),
         *_above_bigrams(rows, comparison.results.reference),
         *_evenness("before", rows, base),
         *_evenness("after", rows, base),
@@ -186,14 +187,25 @@ def _joint(first: Average, second: Average) -> float:
     return math.hypot(first.standard_error or 0.0, second.standard_error or 0.0)
 
 
-def _losses(rows: Sequence[ComparisonRow], base: ComparisonRow) -> Iterator[str]:
+def _losses(comparison: Comparison, base: ComparisonRow) -> Iterator[str]:
+    rows = comparison.rows
     losses = {row.preset: row.final_loss for row in rows if row.final_loss and not row.diverged}
     if not losses:
         return
     first = base if base.preset in losses else next(row for row in rows if row.preset in losses)
     base_loss = losses.pop(first.preset)
     after = f"After {first.steps:,} steps" if first.steps is not None else "At the end"
-    gaps = [f"{name} {_gap(loss, base_loss)}" for name, loss in losses.items()]
+    finals = comparison.results.select("loss", stage="final")
+    by_seed = {name: {r.seed: r.value for r in finals if r.preset == name} for name in losses}
+    base_by_seed = {row.seed: row.value for row in finals if row.preset == first.preset}
+    gaps = []
+    for name, loss in losses.items():
+        seeds = by_seed[name].keys() & base_by_seed.keys()
+        gap = average(by_seed[name][seed] - base_by_seed[seed] for seed in sorted(seeds))
+        if gap is None or gap.seeds == 1:
+            error = _joint(loss, base_loss)
+            gap = Average(value=loss.value - base_loss.value, standard_error=error, seeds=1)
+        gaps.append(f"{name} {_gap(gap)}")
     alone = gaps and all(loss.standard_error is None for loss in (base_loss, *losses.values()))
     said = " (one seed, so no ranking)" if alone else ""
     others = f"; {', '.join(gaps)}{said}" if gaps else ""
@@ -215,16 +227,15 @@ def _above_bigrams(rows: Sequence[ComparisonRow], table: float | None) -> Iterat
         )
 
 
-def _gap(loss: Average, base: Average) -> str:
-    gap = loss.value - base.value
-    error = _joint(loss, base)
-    if not error and abs(gap) < LEAST:
+def _gap(gap: Average) -> str:
+    size, error = abs(gap.value), gap.standard_error
+    if not error and size < LEAST:
         return "ends there too"
-    side = "above" if gap > 0 else "below"
+    side = "above" if gap.value > 0 else "below"
     if not error:
-        return f"ends {abs(gap):.3f} {side}"
-    apart = with_error(replace(loss, value=abs(gap), standard_error=error))
-    return f"ends {apart} {side}{'' if difference(loss, base) else ' (not told apart)'}"
+        return f"ends {size:.3f} {side}"
+    apart = with_error(replace(gap, value=size))
+    return f"ends {apart} {side}{'' if size > SURE * error else ' (not told apart)'}"
 
 
 def _evenness(moment: str, rows: Sequence[ComparisonRow], base: ComparisonRow) -> Iterator[str]:

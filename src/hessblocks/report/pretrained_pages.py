@@ -243,8 +243,8 @@ def quantise_headline(summary: Row) -> tuple[str, ...]:
     file, *mixes = summary["files"]
     measured = [row for row in mixes if row["measured"] is not None]
     beside = "; ".join(
-        f"{row['name']} ({_size(row['bytes'])}): {_cost(row)}, of which this file has "
-        f"{file['measured'] / max(row['measured'], 1e-300):.2f}"
+        f"{row['name']} ({_size(row['bytes'])}, equal importances): {_cost(row)}, of which this "
+        f"file has {file['measured'] / max(row['measured'], 1e-300):.2f}"
         for row in measured
     )
     others: Counter[str] = Counter(summary["counts"])

@@ -242,7 +242,8 @@ class QuantisingSettings:
         """
         budgets = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(budgets) != 1:
-            raise ArgumentError("--size-of: give only one of --size-of, --bytes, --bits, --nats.")
+            number = "only one" if budgets else "one"
+            raise ArgumentError(f"--size-of: give {number} of --size-of, --bytes, --bits, --nats.")
         return budgets[0]
 
     def check_file(self, file: Path) -> None:

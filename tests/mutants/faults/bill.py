@@ -115,7 +115,7 @@ FAULTS = (
           "not self.reached => False", "test_a_head_that_hardly_matters_is_cheap_and_has_a_bar",
           within="Price.outside"),
     fault("a piece of text that a flip rules counts by its quadratic",
-          "squares[$samples, torch.tensor($columns)] = $parts => pass",
+          "squares[$samples, torch.tensor($columns)] *= $share => pass",
           "test_where_a_tiny_step_flips_the_measured_divergence_of_that_piece_counts",
           within="without_ruling_pieces"),
     fault("a large sample is taken for a flip", "$tiny / TINY**2 > FAR * $full > 0 => True",

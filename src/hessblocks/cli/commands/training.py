@@ -1,6 +1,5 @@
 """Commands that train blocks: compare, train, demo."""
 
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,8 +66,10 @@ def compare(
     )
     for name in comparison.presets:  # before the data is read
         runs.model_without_weights(model, name, text.vocab_size)
-    typed = re.sub(r" --seeds[ =]\d+", "", shell_line(["hessblocks", *options.WORDS.get()]))
-    more_seeds = f"{typed} --seeds {seeds + 2}"
+    words = ["hessblocks", *options.WORDS.get()]
+    pairs = zip(words, ["", *words], strict=False)
+    typed = [w for w, before in pairs if w.partition("=")[0] != "--seeds" != before]
+    more_seeds = shell_line([*typed, "--seeds", str(seeds + 2)])
     carry_out(runs.compare, comparison, out, text, more_seeds, as_json=screen.json)
 
 

@@ -386,7 +386,9 @@ def _check_kinds(
     for other in others:
         same = (other.dtype, other.device) == (first.dtype, first.device)
         if not same or any(other.shape[axis] != first.shape[axis] for axis in axes):
-            raise ArgumentError(f"operators: {first!r} and {other!r} differ in shape or dtype")
+            raise ArgumentError(
+                f"operators: {first!r} and {other!r} differ in shape, dtype or device"
+            )
 
 
 class DenseOperator(LinearOperator):

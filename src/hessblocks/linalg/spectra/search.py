@@ -6,6 +6,7 @@ Letters: N rows of the matrix, k vectors of the basis, θ Ritz values.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -120,6 +121,10 @@ DENSE_COPIES = 6
 """Number of float64 matrices (N, N) in memory if the operator is assembled."""
 
 
+ResidualLimits = Callable[[Float[Tensor, " wanted"], float], Float[Tensor, " wanted"]]
+"""From values and the largest |θ| to the largest allowed residual of each value."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """Wanted eigenvalues: how many, at which ends of the spectrum."""
@@ -172,7 +177,7 @@ def find_extremes(
     op: LinearOperator,
     wanted: Wanted,
     *,
-    share: float,
+    allowed: ResidualLimits,
     max_products: int,
     basis_size: int,
     seed: int,
@@ -186,7 +191,7 @@ def find_extremes(
     Args:
         op: symmetric operator.
         wanted: which eigenvalues.
-        share: largest residual wanted, as a share of the largest |θ|.
+        allowed: function from values and the largest |θ| to the largest residual of each value.
         max_products: products with single vectors after which the search ends. If they are twice
             the matrix's rows, half are kept to assemble it where the search fails.
         basis_size: largest number of basis vectors in memory.
@@ -213,21 +218,22 @@ def find_extremes(
     fits = DENSE_COPIES * size**2 * torch.float64.itemsize <= limit
     small = size <= max(total, min(FEW_PRODUCTS + FEW_PER_VALUE * total, max_products))
     if small and fits:
-        return _exact(op, wanted, share, probe_chunk)
+        return _exact(op, wanted, allowed, probe_chunk)
     room = _room(op, total, basis_size, limit)
     # the search gets at least as many products as assembling; a basis of N vectors is exact anyway
     reserved = size if fits and room <= size and 2 * size <= max_products else 0
     basis = KrylovBasis(op, room=room, seed=seed, results=total, start=start)
-    search = _Search(basis, wanted, share, total=total, max_products=max_products - reserved)
+    search = _Search(basis, wanted, allowed, total=total, max_products=max_products - reserved)
     ritz, none_missed = search.run(check=copies and wanted.count > 1)
     chosen = ritz.chosen.flip(0)
     values, rotation = ritz.values[chosen], ritz.rotation[:, chosen]
     residuals = basis.residuals(rotation)
-    converged = none_missed and bool((residuals <= ritz.limit).all())
+    within = residuals <= allowed(values, float(ritz.values.abs().max()))
+    converged = none_missed and bool(within.all())
     if reserved and not converged:
         products = basis.products
         del basis, search  # before matrices of that size are made
-        exact = _exact(op, wanted, share, probe_chunk)
+        exact = _exact(op, wanted, allowed, probe_chunk)
         return replace(exact, products=products + exact.products)
     return Eigenvalues(
         values=values * basis.unit,
@@ -258,7 +264,7 @@ def _room(op: LinearOperator, total: int, basis_size: int, limit: int) -> int:
 
 
 def _exact(
-    op: LinearOperator, wanted: Wanted, share: float, probe_chunk: int | None
+    op: LinearOperator, wanted: Wanted, allowed: ResidualLimits, probe_chunk: int | None
 ) -> Eigenvalues:
     """Assemble the matrix and compute its eigenvalues by dense algebra."""
     matrix = assemble(op, probe_chunk).double().cpu()
@@ -274,7 +280,7 @@ def _exact(
         values=values * unit,
         residuals=residuals * unit,
         vectors=vectors.to(op.device, op.dtype),
-        converged=bool((residuals <= share * scale).all()),
+        converged=bool((residuals <= allowed(values, scale)).all()),
         products=op.shape[0],
         method="exact",
     )
@@ -292,8 +298,8 @@ class _Ritz:
     """Indices of the wanted pairs."""
     unconverged: Bool[Tensor, " k"]
     """Whether each pair has not converged yet."""
-    limit: float
-    """Largest residual wanted."""
+    limits: Float[Tensor, " k"]
+    """Largest allowed residual of each pair."""
 
 
 class _Search:
@@ -303,7 +309,7 @@ class _Search:
         self,
         basis: KrylovBasis,
         wanted: Wanted,
-        share: float,
+        allowed: ResidualLimits,
         *,
         total: int,
         max_products: int,
@@ -313,11 +319,11 @@ class _Search:
         Args:
             basis: basis without vectors.
             wanted: which eigenvalues.
-            share: see `find_extremes`.
+            allowed: see `find_extremes`.
             total: number of eigenvalues at all ends.
             max_products: products after which the search ends.
         """
-        self._basis, self._wanted, self._share = basis, wanted, share
+        self._basis, self._wanted, self._allowed = basis, wanted, allowed
         self._total, self._max_products = total, max_products
         self._missed_check: MissedEigenvalueCheck | None = None
 
@@ -363,19 +369,19 @@ class _Search:
         basis.extend()
         values, rotation = torch.linalg.eigh(basis.projection)
         check_definite(basis.operator, values, basis.unit)
-        limit = self._share * float(values.abs().max())
-        unconverged = (basis.residuals(rotation) > limit) | (basis.size < self._total)
-        unconverged |= (basis.coupling @ rotation).abs() > SAFETY * limit
+        limits = self._allowed(values, float(values.abs().max()))
+        unconverged = (basis.residuals(rotation) > limits) | (basis.size < self._total)
+        unconverged |= (basis.coupling @ rotation).abs() > SAFETY * limits
         if self._missed_check:
             settled = not bool(unconverged[self._wanted.among(values, 1)].any())
             self._missed_check.follow(basis, values, settled=settled)
-        return _Ritz(values, rotation, self._wanted.among(values), unconverged, limit)
+        return _Ritz(values, rotation, self._wanted.among(values), unconverged, limits)
 
     def _start_missed_check(self, ritz: _Ritz) -> None:
         """Keep the wanted pairs alone, and start a chain from a random vector beside them."""
         self._restart(ritz, ritz.chosen)
         values = ritz.values[ritz.chosen]
-        edges = self._wanted.edges(values, ritz.limit)
+        edges = self._wanted.edges(values, float(ritz.limits.max()))
         self._missed_check = MissedEigenvalueCheck(self._basis, self._wanted.sides, edges, values)
 
     def _restart(self, ritz: _Ritz, chosen: Int[Tensor, " kept"]) -> None:
