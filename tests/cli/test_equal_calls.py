@@ -12,7 +12,7 @@ import pytest
 from hessblocks import inspection
 from hessblocks.cli.commands import work
 from hessblocks.report import PAGES
-from hessblocks.storage import environment, read_object
+from hessblocks.storage import environment, read_object, write_json
 from hessblocks.storage.config import differences
 
 FOLDER = Path("runs", "cache-m")
@@ -90,10 +90,13 @@ def test_an_answer_says_again_what_was_said(
     assert command.measures()
     capsys.readouterr()
     assert not command.measures()
-    *_, said, note, warning = capsys.readouterr().err.splitlines()
+    *_, said, stored, warning = capsys.readouterr().err.splitlines()
     assert said == f"{FOLDER} holds the results of this call; nothing is measured again"
-    assert note == "said then: stored in 4 bits"
+    assert stored == "said then: stored in 4 bits"
     assert warning == "said then: warning: 2 files are left out"
+    note = read_object(FOLDER / "finished.json")
+    write_json(FOLDER / "finished.json", note | {"said": 5})  # damaged
+    assert command.measures()
 
 
 @pytest.mark.parametrize(

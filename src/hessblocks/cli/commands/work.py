@@ -138,7 +138,7 @@ def measure_in_folder(
             folder = next((path for path in folders if _answers(path, call, given)), None)
         if folder:
             progress.note(f"{folder} holds the results of this call; nothing is measured again")
-            for words in read_object(folder / FINISHED).get("said", ()):
+            for words in read_object(folder / FINISHED)["said"]:
                 progress.note(f"said then: {words}")
             results = page.read(folder)
         else:
@@ -171,7 +171,8 @@ def _answers(folder: Path, call: Mapping[str, Any], given: Mapping[str, Any]) ->
     """Tell whether a folder has the note of an equal call, and all that it wrote is as it was."""
     with suppress(OSError, RunError):
         note = read_object(folder / FINISHED)
-        return note.get("call") == call and note.get("wrote") == _wrote(folder, given)
+        whole = isinstance(note.get("said"), list) and note.get("call") == call
+        return whole and note.get("wrote") == _wrote(folder, given)
     return False
 
 
