@@ -117,12 +117,21 @@ def task_bars(
     )
 
 
+def _print(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
+
+
 class ScreenProgress(Progress):
     """Progress with a bar for the current stage, or one line per finished stage off a terminal."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
     def note(self, text: str) -> None:
-        """Print the line on standard error."""
-        print(printable(text), file=sys.stderr, flush=True)
+        """Print the line on standard error, and keep it in `notes`."""
+        self.notes.append(text)
+        _print(text)
 
     @contextlib.contextmanager
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
@@ -132,9 +141,7 @@ class ScreenProgress(Progress):
 
         def tell() -> None:
             while not ended.wait(EVERY):
-                self.note(
-                    f"{label}: {time.perf_counter() - start:.0f} s so far {self._loss}".strip()
-                )
+                _print(f"{label}: {time.perf_counter() - start:.0f} s so far {self._loss}".strip())
 
         if hidden:
             threading.Thread(target=tell, daemon=True).start()
@@ -148,7 +155,7 @@ class ScreenProgress(Progress):
             ended.set()
             if hidden:
                 loss = f", training {self._loss}" if self._loss else ""
-                self.note(f"{label}: {time.perf_counter() - start:.1f} s{loss}")
+                _print(f"{label}: {time.perf_counter() - start:.1f} s{loss}")
 
     def step(self, done: int, loss: float | None) -> None:
         """Advance the bar, and store the last loss."""

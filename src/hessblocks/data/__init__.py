@@ -28,6 +28,7 @@ from hessblocks.data.python_code import (
     python_files,
     split_by_file,
     standard_library,
+    user_files,
 )
 from hessblocks.data.text_batch import (
     documents_of,

@@ -44,6 +44,8 @@ from hessblocks.storage.folder_results import (
 )
 from hessblocks.storage.manifest import (
     CARD,
+    HOLDER,
+    LOCK,
     MANIFEST,
     DamageWarning,
     check_in_place,
@@ -56,7 +58,12 @@ from hessblocks.storage.manifest import (
     sha256,
     write_manifest,
 )
-from hessblocks.storage.model_folder import check_model_folder, check_own_code, tensor_types
+from hessblocks.storage.model_folder import (
+    check_model_folder,
+    check_own_code,
+    tensor_types,
+    weight_files,
+)
 from hessblocks.storage.store import POINTS, Store, canonical, mended_store, read_store
 from hessblocks.storage.tables import (
     NORM,

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import reprlib
 import subprocess
 import warnings
 from collections.abc import Mapping
@@ -89,14 +90,14 @@ def run_path(folder: Path, preset: str, seed: int) -> Path:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """List each setting that differs, as "training.steps is 300, was 200"."""
+    """List each setting that differs, as "training.steps is 300, was 200"; long values are cut."""
     texts = []
     for name in dict.fromkeys([*old, *new]):
         before, now = old.get(name), new.get(name)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
             texts += differences(before, now, f"{prefix}{name}.")
         elif before != now:
-            texts.append(f"{prefix}{name} is {now!r}, was {before!r}")
+            texts.append(f"{prefix}{name} is {reprlib.repr(now)}, was {reprlib.repr(before)}")
     return texts
 
 

@@ -2,21 +2,20 @@
 
 import glob
 import json
-import os
-import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from importlib.metadata import distributions
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from hessblocks._version import __version__
 from hessblocks.cli import terminal
 from hessblocks.cli.interruption import interruptible
 from hessblocks.cli.options import WORDS
-from hessblocks.data import load_corpus
-from hessblocks.errors import RunError
+from hessblocks.data import load_corpus, user_files
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.report import (
     PAGES,
     Comparison,
@@ -29,16 +28,21 @@ from hessblocks.report import (
 from hessblocks.settings import BUILT_IN, DataSettings, SharedSettings
 from hessblocks.storage import (
     COMMAND,
+    HOLDER,
+    LOCK,
+    environment,
     load_results,
     read_object,
     sha256,
+    weight_files,
     write_json,
 )
 
 FINISHED = "finished.json"
-"""Note in a run folder of a finished call: its arguments, and digests of what it read and wrote."""
-READ = ("source", "model", "data", "merge", "against", "also")
-"""Arguments that may be files."""
+"""Note in a run folder of a finished call: what it depends on, what it wrote and what it said."""
+MODELS, TEXTS = ("source", "model", "merge", "against"), ("data", "also")
+"""Arguments that may be paths."""
+PACKAGE, GGUF = Path(__file__).parents[2], ("gguf", "libgguf")
 
 
 def carry_out(
@@ -100,7 +104,7 @@ def measure_in_folder(
 ) -> None:
     """Measure in a folder, write its page, and print the results.
 
-    A call with the same files as one that has finished prints what its folder holds.
+    A call like one that has finished prints what its folder holds, and what was said then.
 
     Args:
         command: name of the command.
@@ -110,26 +114,32 @@ def measure_in_folder(
         as_json: print one JSON object instead of tables.
     """
     start, progress, page = time.perf_counter(), terminal.ScreenProgress(), PAGES[command]
-    paths = [Path(path) for name in READ if (path := given.get(name)) and path not in BUILT_IN]
-    at_hand = all(path.exists() for path in paths)  # else in a cache, or a preset
+    show_warning = warnings.showwarning
 
-    def note(folder: Path) -> Any:
-        wrote = [folder, *([Path(given["file"])] if "file" in given else [])]
-        return json.loads(json.dumps({**call, "wrote": _digests(wrote)}, default=str))
+    def warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if category is UserWarning or category.__module__.startswith("hessblocks"):
+            progress.notes.append(f"warning: {message}")
+        show_warning(message, category, *where, **more)
 
     def finish(folder: Path) -> None:
         with progress.stage("report"):
             page.write(folder)
-            if at_hand and call["read"] == _digests(paths):  # else a file changed meanwhile
-                write_json(folder / FINISHED, note(folder))
+            with suppress(OSError, RunError):  # without a note, an equal call measures again
+                if call and call == _call(command, given):  # else a file changed meanwhile
+                    note = {"call": call, "wrote": _wrote(folder, given), "said": progress.notes}
+                    write_json(folder / FINISHED, note)
 
-    with interruptible():
-        call = {"versions": [__version__, sys.version], "given": given, "read": _digests(paths)}
-        pattern = glob.escape(str(given["out"] or f"runs/{command}-{{model}}"))
-        folders = map(Path, glob.glob(pattern.replace("{model}", "*")) if at_hand else ())
-        alike = [path for path in folders if _noted(path).get("read") == call["read"]]
-        if folder := next((path for path in alike if _noted(path) == note(path)), None):
+    with interruptible(), warnings.catch_warnings():
+        warnings.showwarning = warn
+        with progress.stage("earlier calls"):
+            call = _call(command, given)
+            pattern = glob.escape(str(given["out"] or "")).replace("{model}", "*") or "runs/*"
+            folders = map(Path, glob.glob(pattern) if call else ())
+            folder = next((path for path in folders if _answers(path, call, given)), None)
+        if folder:
             progress.note(f"{folder} holds the results of this call; nothing is measured again")
+            for words in read_object(folder / FINISHED)["said"]:
+                progress.note(f"said then: {words}")
             results = page.read(folder)
         else:
             work = resolve_name(f"hessblocks.{function}")
@@ -143,18 +153,50 @@ def measure_in_folder(
     )
 
 
-def _noted(folder: Path) -> dict[str, Any]:
-    """Read the note of a finished call; empty if there is none, or a damaged one."""
-    with suppress(RunError):
-        return read_object(folder / FINISHED)
+def _call(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a call by what its results depend on; empty if a file is not at hand."""
+    named = {name: given.get(name) for name in (*MODELS, *TEXTS)}
+    paths = {name: Path(path) for name, path in named.items() if path and path not in BUILT_IN}
+    with suppress(OSError, ArgumentError, RunError):
+        if all(path.exists() for path in paths.values()):  # else in a cache, or a preset
+            packages = [each.version for name in GGUF for each in distributions(name=name)]
+            code = {"commit": user_files(PACKAGE).fingerprint, "gguf": packages}
+            read = {name: _read(path, name in TEXTS) for name, path in paths.items()}
+            call = {"command": command, "given": given, "read": read, **environment(), **code}
+            return dict(json.loads(json.dumps(call, default=str)))
     return {}
 
 
+def _answers(folder: Path, call: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Tell whether a folder has the note of an equal call, and all that it wrote is as it was."""
+    with suppress(OSError, RunError):
+        note = read_object(folder / FINISHED)
+        whole = isinstance(note.get("said"), list) and note.get("call") == call
+        return whole and note.get("wrote") == _wrote(folder, given)
+    return False
+
+
+def _wrote(folder: Path, given: Mapping[str, Any]) -> dict[str, str]:
+    """Compute the digests of what a call wrote; an OSError says that FILE is missing."""
+    files = set(folder.rglob("*")) - {folder / name for name in (FINISHED, LOCK, HOLDER)}
+    if "file" in given:
+        (file := Path(given["file"])).stat()
+        files |= {file, *file.rglob("*")}
+    return _digests(files)
+
+
+def _read(path: Path, is_text: bool) -> Any:
+    """Compute the digest of a text, or those of a model: of what lies directly in its folders."""
+    if is_text:
+        return user_files(path).fingerprint
+    places = [place for place in (path, path / "model") if place.is_dir()]
+    files = (file for place in places for file in (*place.iterdir(), *weight_files(place)))
+    return _digests({path, *files})
+
+
 def _digests(paths: Iterable[Path]) -> dict[str, str]:
-    """Compute the SHA-256 of files, and of those below folders."""
-    every = [file for path in paths for file in (path, *sorted(path.rglob("*")))]
-    files = (f for f in every if f.is_file() and not f.name.startswith((".hessblocks", FINISHED)))
-    return {str(file): sha256(file) for file in files if os.access(file, os.R_OK)}
+    """Compute the SHA-256 of the files among paths."""
+    return {str(path): sha256(path) for path in sorted(paths) if path.is_file()}
 
 
 def _lines(comparison: Comparison) -> Iterator[Table | str]:
