@@ -209,8 +209,8 @@ def _losses(comparison: Comparison, base: ComparisonRow) -> Iterator[str]:
     alone = gaps and all(loss.standard_error is None for loss in (base_loss, *losses.values()))
     said = " (one seed, so no ranking)" if alone else ""
     others = f"; {', '.join(gaps)}{said}" if gaps else ""
-    loss = f"the held-out loss of {first.preset} is {with_error(base_loss)} nats per token"
-    yield f"{after} {loss}{others}."
+    ends = f"the held-out loss of {first.preset} is {with_error(base_loss)} nats per token"
+    yield f"{after} {ends}{others}."
 
 
 def _above_bigrams(rows: Sequence[ComparisonRow], table: float | None) -> Iterator[str]:
