@@ -70,6 +70,36 @@ def test_a_router_that_takes_the_largest_by_max_chooses():
     assert chooses(hb.Problem(model.eval(), text(0), loss="causal-lm"))
 
 
+class Widest(torch.nn.Module):
+    """Weigh numbers by a softmax written out, or send them by what is largest."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(64, 8), torch.nn.Linear(8, 64)
+        self.way = way
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        largest, indices = x.max(-1, keepdim=True)
+        if self.way == "softmax":
+            weights = (x - largest).exp()
+            x = x * weights / weights.sum(-1, keepdim=True)
+        elif self.way == "gather":
+            x = x * x.gather(-1, indices)
+        elif self.way == "index":
+            x = x * self.head.weight[indices[..., 0]]
+        else:
+            x = x * (x == largest.squeeze(-1)[..., None])
+        return self.head(x)
+
+
+@pytest.mark.parametrize("way", ["softmax", "gather", "index", "equal"])
+def test_the_largest_is_a_choice_where_its_place_is_used(way):
+    torch.manual_seed(0)
+    problem = hb.Problem(Widest(way), text(0), loss="causal-lm")
+    assert chooses(problem) == (way != "softmax")
+
+
 def test_what_one_flip_costs_on_other_text_is_not_trusted():
     torch.manual_seed(0)
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}

@@ -360,6 +360,62 @@ def test_a_quantised_copy_is_billed_against_its_original(
         assert re.search(said, sentence(outcome)), outcome.errors
 
 
+@pytest.mark.parametrize("tied", ["model", "copy"])
+def test_a_copy_may_be_tied_otherwise_where_both_matrices_are_equal(
+    tied: str, shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    folders = [shutil.copytree(place / "model", tmp_path / name) for name in ("model", "copy")]
+    for folder in folders:
+        model = LlamaForCausalLM.from_pretrained(folder)
+        table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        with torch.no_grad():
+            if folder.name == "copy":
+                table.mul_(16).round_().div_(16)
+            head.copy_(table)
+        if folder.name == tied:
+            model.config.tie_word_embeddings = True
+            model.tie_weights()
+        model.save_pretrained(folder)
+    given = ["price", folders[0], "--data", place / "text.txt", *FEW, "--against", folders[1]]
+    outcome = shell(*given, "--out", tmp_path / "out")
+    assert outcome.status == 0, outcome.errors
+    places = {"model.embed_tokens.weight", *(["lm_head.weight"] if tied == "copy" else [])}
+    assert {row["place"] for row in rows(tmp_path / "out" / "bill.csv")} == places
+
+    loose = folders[tied == "model"]
+    model = LlamaForCausalLM.from_pretrained(loose)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(1.01)
+    model.save_pretrained(loose)
+    outcome = shell(*given, "--out", tmp_path / "other")
+    assert outcome.status == 2
+    assert "in tie_word_embeddings too" in sentence(outcome)
+
+
+def test_what_else_a_copy_lacks_or_moved_is_named(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig.from_pretrained(place / "model", attention_bias=True)
+    model, biased = LlamaForCausalLM(config), tmp_path / "biased"
+    shutil.copytree(place / "model", biased)
+    model.save_pretrained(biased)
+    given = ["price", biased, "--data", place / "text.txt", *FEW, "--check", "2", "--against"]
+    outcome = shell(*given, place / "model", "--out", tmp_path / "other")
+    assert outcome.status == 2
+    said = r"--against: \S+ has no model\.layers\.0\.self_attn\.q_proj\.bias"
+    assert re.search(said, sentence(outcome)), outcome.errors
+
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(16).round_().div_(16)
+        model.model.norm.weight.mul_(1.005)
+    model.save_pretrained(tmp_path / "moved")
+    outcome = shell(*given, tmp_path / "moved", "--out", tmp_path / "out")
+    assert outcome.status == 0, outcome.errors
+    told = json.loads((tmp_path / "out" / "summary.json").read_text())["told"]
+    assert "the copy's model.norm.weight differ by up to 1% too, which is in no number" in told
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -409,7 +465,17 @@ def test_another_tokeniser_of_equal_vocabulary_is_not_a_model_to_merge_with() ->
     del fewer["model"]["merges"][3:]
     unsplit["pre_tokenizer"]["pretokenizers"][-1]["use_regex"] = False
     assert not other_function(bare, bare, (tokenizer, byte_level(SMOL)))
-    for content in (fewer, unsplit):
+    flags, spelled = copy.deepcopy(stored), copy.deepcopy(stored)
+    for added in flags["added_tokens"]:  # a GGUF file does not hold them
+        added |= {"lstrip": True, "rstrip": True}
+    assert stored["added_tokens"]
+    second = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(flags)))
+    assert not other_function(bare, bare, (tokenizer, second))
+    letter = next(pair[0] for pair in stored["model"]["merges"] if pair[0].isalpha())
+    spelled["added_tokens"].append(
+        stored["added_tokens"][0] | {"content": letter, "id": stored["model"]["vocab"][letter]}
+    )
+    for content in (fewer, unsplit, spelled):
         inner = Tokenizer.from_str(json.dumps(content))
         second = PreTrainedTokenizerFast(tokenizer_object=inner)
         assert other_function(bare, bare, (tokenizer, second)) == ["tokenizer"]

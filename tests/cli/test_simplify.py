@@ -20,7 +20,7 @@ from hessblocks.cli.app import main
 from hessblocks.models import HessblocksForCausalLM, to_family
 from hessblocks.settings import SimplifySettings
 from hessblocks.simplify import run as running
-from hessblocks.storage import mended_store
+from hessblocks.storage import mended_store, write_manifest
 from tests.cli.helpers import Shell, sentence
 from tests.cli.test_price import LETTERS, llama, rows
 from tests.models.gguf_files import SMOL, byte_level
@@ -159,6 +159,20 @@ def test_a_folder_with_a_known_tokeniser_becomes_a_gguf_file(
     assert len(reader.fields["deci.feed_forward_length"].contents()) == 2
     stored = sum(int(tensor.n_elements) for tensor in reader.tensors)
     assert stored == sum(weight.numel() for weight in hb.load(model)[0].parameters())
+    del reader
+    assert shell(*command, "--steps", "0").status == 0  # this run wrote it
+    points = (tmp_path / "out" / "points.jsonl").read_bytes()
+    assert shell(*command, "--steps", "0").status == 0
+    assert (tmp_path / "out" / "points.jsonl").read_bytes() == points
+    file, written = tmp_path / "out" / "model.gguf", (tmp_path / "out" / "model.gguf").read_bytes()
+    for content in (b"mine", written[:-1] + b"x"):
+        file.write_bytes(content)
+        told = shell(*command)
+        assert told.status == 2
+        assert "model.gguf would be replaced, but was not written by this run" in sentence(told)
+        assert file.read_bytes() == content
+    assert shell(*(word for word in command if word not in ("--to", "gguf"))).status == 0
+    assert file.read_bytes() == content
 
 
 def test_the_page_opens_with_the_answer_and_has_no_blank_picture(place: Path) -> None:
@@ -290,7 +304,9 @@ def test_another_target_or_healing_needs_no_new_table(
         ("added", "holds notes.txt, which is not one of its files"),
         ("another's", "has no seal.json"),
         ("another run's", "is of another run"),
-        ("a file", "is absent"),
+        ("trained", "is of another run"),
+        ("older", "is of another run"),
+        ("a file", "is a file"),
     ],
 )
 def test_a_model_that_this_run_did_not_write_is_not_replaced(
@@ -308,6 +324,13 @@ def test_a_model_that_this_run_did_not_write_is_not_replaced(
             llama(model)
         elif case == "a file":
             model.write_text("mine")
+        elif case in ("trained", "older"):  # seals without a run in what they remember
+            llama(model)
+            own = {"of": "another"} if case == "trained" else {}
+            write_manifest(model, "another", "model", {"step": 1})
+            seal = json.loads((model / "seal.json").read_text())
+            del seal["of"]
+            (model / "seal.json").write_text(json.dumps(seal | own))
         else:
             other = words(place, tmp_path / "other", "--kinds", "mlp units", "--steps", "0")
             assert shell(*other).status == 0
@@ -317,6 +340,17 @@ def test_a_model_that_this_run_did_not_write_is_not_replaced(
     told = shell(*words(place, tmp_path / "out"), "--steps", "0")
     assert (told.status, f"model would be replaced, but {said}" in sentence(told)) == (2, True)
     assert all(path.read_bytes() == content for path, content in files.items())
+
+
+def test_a_model_of_this_run_with_an_older_seal_is_replaced(
+    place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    shutil.copytree(place / "out", tmp_path / "out")
+    path = tmp_path / "out" / "model" / "seal.json"
+    seal = json.loads(path.read_text())
+    del seal["progress"]["run"]
+    path.write_text(json.dumps(seal))
+    assert shell(*words(place, tmp_path / "out")).status == 0
 
 
 def test_another_text_of_the_same_length_is_refused(

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 import hessblocks as hb
 from hessblocks.models import Saved, split_name
@@ -20,6 +21,7 @@ TEXTS = [
     "In 2024 it's 3.14159 or 1,234,567?",
     " two  spaces\n\n\tand tabs  ",
     "I'LL we'Ve don't",
+    "ПриветМир ÉcoleÉtat iPhoneXS e\u0301TA ǅaBc ʰA'LL",
     "naïve café 漢字 かな 한국어 ١٢٣ Ⅻ ½ x²",
     "def f(x):\n    return x**2 + 10  # 12345\n",
     "emoji 👩\u200d👩\u200d👧 🙂!! ...",
@@ -136,6 +138,16 @@ def test_a_file_says_whether_text_begins_with_bos(name: str, start: bool, tmp_pa
     assert ours(path, ["a"])[0][:1] == [0] or not start
 
 
+@pytest.mark.parametrize(("name", "count"), [("glm4", 1), ("chatglm-bpe", 2), ("tekken", 1)])
+def test_a_piece_that_is_a_token_is_whole_where_llama_cpp_has_it_so(
+    name: str, count: int, tmp_path: Path
+) -> None:
+    path = vocabulary(tmp_path / "vocabulary.gguf", byte_pairs() | {"pre": name})
+    tokens = llama_cpp(path, [" ZZ"])[0]
+    assert len(tokens) - (tokens[0] == 0) == count
+    assert ours(path, [" ZZ"]) == [tokens]
+
+
 def test_digits_are_tokens_of_their_own_in_smollm(tmp_path: Path) -> None:
     fields = byte_pairs()
     fields["tokens"] += ["20", "24", "2024"]
@@ -215,6 +227,11 @@ def test_a_name_is_given_where_llama_cpp_splits_alike() -> None:
     whole["model"]["ignore_merges"] = True
     assert split_name(whole) == "llama-bpe"
     assert "llama-bpe" in WHOLE
+    removed = pre_tokenizers.Split(Regex(LLAMA_3), "removed", invert=True)  # no other pieces
+    assert split_name(stored(pre_tokenizers.Sequence([removed, bytes_]))) == "smaug-bpe"
+    nested = stored(steps, normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}]})
+    assert split_name(nested) == "smaug-bpe"
+    assert split_name(nested | {"normalizer": {"type": "Sequence", "normalizers": []}})
 
 
 OTHERS = {
@@ -238,6 +255,27 @@ OTHERS = {
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
+    ),
+    "no steps": stored(pre_tokenizers.Sequence([])),
+    "capitals of all alphabets": stored(
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS["gpt-4o"]), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    ),
+    "no text but digits": stored(
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(r"\p{N}"), "removed", invert=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+    ),
+    "another normalizer after NFC": stored(
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
     ),
     "no bytes": stored(pre_tokenizers.Whitespace()),
 }

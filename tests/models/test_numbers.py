@@ -21,6 +21,9 @@ SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vo
         ("rms_norm_eps", float("nan")),
         ("rope_parameters", {"rope_type": "default", "rope_theta": -5.0}),
         ("rope_parameters", {"rope_type": "default", "rope_theta": 0.0}),
+        ("rope_parameters", {"rope_type": "default", "original_max_position_embeddings": -1}),
+        ("rope_scaling", {"original_max_position_embeddings": 0}),
+        ("global_rope_theta", -1.0),
         ("max_position_embeddings", 0),
         ("max_position_embeddings", -1),
         *(("sliding_window", value) for value in ("x", 0, -1, 3.5, float("inf"), [2])),
@@ -36,7 +39,7 @@ def test_a_value_that_no_model_has_is_refused(key: str, value: Any, tmp_path: Pa
     assert hb.load(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
-    name = "rope_theta" if isinstance(value, dict) else key
+    name = [*value][-1] if isinstance(value, dict) else key
     with pytest.raises(
         hb.ArgumentError, match=f"its configuration has {name} = .*, expected (a|true)"
     ):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hessblocks.bill.activations import ActivationChange, activations_of
 from hessblocks.bill.changes import Change, New
@@ -42,7 +43,9 @@ LEAST = 1e-9
 LEAST_WITH_CHOICES = 5e-5
 """The same in a model that chooses, where one choice that flips on other text may decide."""
 CHOICES = ("topk", "sort", "argmax", "argmin", "kthvalue", "round", "multinomial", "bucketize")
-"""Operations whose result jumps with their input, besides `max` and `min` along an axis."""
+"""Operations whose result jumps with their input."""
+COMPARISONS = ("eq", "ne", "ge", "le", "gt", "lt", "isclose")
+"""Operations that find where the largest entry is, of which the value alone does not jump."""
 TINY = 0.1
 """Share of a rounding at which its divergence is measured on a piece that rules a forecast."""
 RULING = 4.0
@@ -51,27 +54,35 @@ _NUMBER = re.compile(r"\d+")
 
 
 class _Choices(TorchDispatchMode):
-    """Note whether an operation of `CHOICES` takes fewer entries than there are."""
+    """Note whether an operation of `CHOICES` takes fewer entries than there are.
+
+    `max` and `min` along an axis count where their indices are used, or their values compared.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = False
+        self._largest: dict[int, Any] = {}  # holds them, or another tensor would get the number
+        self._indices: dict[int, Any] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, arguments: Any = (), keywords: Any = None
     ) -> Any:
         name = func.overloadpacket.__name__
         values = arguments[0] if arguments else None
-        places = name in ("max", "min") and func._overloadname == "dim"  # has the indices too
-        if (
-            (places or name in CHOICES)
-            and isinstance(values, torch.Tensor)
-            and values.is_floating_point()
-        ):
-            dim = arguments[2] if len(arguments) > 2 else -1
-            taken = name == "topk" and arguments[1] == values.shape[dim]
-            self.seen = self.seen or not taken
-        return func(*arguments, **(keywords or {}))
+        result = func(*arguments, **(keywords or {}))
+        inputs = {*map(id, tree_leaves((arguments, keywords)))}
+        compared = inputs & {*self._largest}
+        self.seen |= bool(inputs & {*self._indices} or (compared and name in COMPARISONS))
+        if compared and func.is_view:
+            self._largest |= {id(view): view for view in tree_leaves(result)}
+        if isinstance(values, torch.Tensor) and values.is_floating_point():
+            if name in ("max", "min") and func._overloadname == "dim":
+                self._largest[id(result[0])], self._indices[id(result[1])] = result
+            elif name in CHOICES:
+                dim = arguments[2] if len(arguments) > 2 else -1
+                self.seen |= not (name == "topk" and arguments[1] == values.shape[dim])
+        return result
 
 
 def chooses(problem: Problem) -> bool:
@@ -81,8 +92,7 @@ def chooses(problem: Problem) -> bool:
         problem: model and data; a pass over its first rows is made.
 
     Returns:
-        True if an operation of `CHOICES`, or one that finds the largest entry, ran on computed
-        numbers.
+        True if an operation of `CHOICES` ran on computed numbers, or one found the largest entry.
     """
     with problem.computing(), torch.no_grad():
         batch = next(iter(make_plan(problem, twice=False, most_rows=1).passes))

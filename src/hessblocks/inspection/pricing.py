@@ -40,6 +40,7 @@ from hessblocks.quiet import without_bars
 from hessblocks.settings import PricingSettings, QuantisingSettings, make
 from hessblocks.training import claimed, resolve_device
 
+Settings = PricingSettings | QuantisingSettings
 SHOWN = 60
 """Most changes in summary.json and on the page, the most expensive first; bill.csv has all."""
 PRODUCT = 1.3e-9
@@ -113,14 +114,14 @@ def measure_price(
         every += [*map(in_format, settings.formats), *([merged(merging)] if merging else [])]
         edits = {edit.how: edit for edit in every}
         changes = change_each(model, *edits.values()) if several else {}
-        stored = _stored(settings.against, subject) if settings.against else {}
+        stored, moved = _stored(settings.against, subject) if settings.against else ({}, [])
         if stored:
             edits = {AS_STORED: replace(merged(stored, weight=1.0), how=AS_STORED)}
             groups = custom_groups(model, {name: name for name in stored})
             changes = change_each(groups, *edits.values())
         if rounding:
             changes = rounded_activations(model, settings)
-    told = note_history(settings, model.config, tokenizer, progress)
+    told = note_history(settings, model.config, tokenizer, progress, moved)
     what = "cache" if rounding else "price"
     folder = Path(out or Path("runs", f"{what}-{subject.name.replace('/', '-')}"))
     config = {
@@ -165,10 +166,7 @@ def finished(folder: Path, config: Mapping[str, Any], free: Sequence[str]) -> di
 
 
 def drawn_batches(
-    subject: Subject,
-    texts: Sequence[Any],
-    settings: PricingSettings | QuantisingSettings,
-    checked: int,
+    subject: Subject, texts: Sequence[Any], settings: Settings, checked: int
 ) -> tuple[dict[str, Int[Tensor, "windows tokens"]], Int[Tensor, "checked tokens"]]:
     """Draw windows for the forecasts, and `checked` windows for the check."""
     ids, count = subject.encoded(texts, settings.tokens), settings.sequences
@@ -219,47 +217,44 @@ def _other(source: str, subject: Subject) -> nn.Module:
     return second
 
 
-def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
-    """Read the matrices of a quantised copy that differ from the model's."""
-    model: Any = subject.model
-    parameters = {n: p.detach().cpu() for n, p in plain_model(model).named_parameters()}
+def _stored(source: str, subject: Subject) -> tuple[dict[str, Tensor], list[str]]:
+    """Read the matrices of a quantised copy that differ, and the names of norms that moved."""
+    model: Any = plain_model(subject.model)
+    # tied matrices twice, since the copy may store both
+    parameters = {n: p.detach().cpu() for n, p in model.named_parameters(remove_duplicate=False)}
     try:
         stored = stored_weights(source, [*parameters])
         config = Saved.at(source).config
     except (ArgumentError, RunError) as error:
         raise type(error)(str(error).replace("MODEL:", "--against:", 1)) from error
-    except (AttributeError, KeyError) as error:
-        raise ArgumentError(
-            f"--against: {source} is not a copy of {subject.name} ({error})."
-        ) from error
     if any(stored[name].shape != p.shape for name, p in parameters.items()):
         raise ArgumentError(
             f"--against: {source} has weights of other sizes than {subject.name}; give a quantised "
             "copy of it."
         )
+    modules = model.get_input_embeddings(), model.get_output_embeddings()
+    ends = [f"{name}.weight" for name, module in model.named_modules() if module in modules]
+    equal = all(torch.equal(v[ends[0]], v[name]) for v in (parameters, stored) for name in ends)
     others = other_function(model.config, config, (None, None))
-    others += [n for n, p in parameters.items() if p.ndim < 2 and _moved(p, stored[n])]
+    others = [name for name in others if not (equal and name.endswith("tie_word_embeddings"))]
+    norms = {n: p for n, p in parameters.items() if p.ndim < 2}  # and biases
+    others += [n for n, p in norms.items() if (stored[n] - p).norm() > ROUNDED * p.norm()]
     if others:
         raise ArgumentError(
             f"--against: {source} differs from {subject.name} in {', '.join(others[:5])} too, so "
             "that its matrices alone are not its rounding; give the model that it was made from."
         )
-    matrices = {n: p for n, p in parameters.items() if p.ndim > 1}
-    differ = {n: stored[n] for n, p in matrices.items() if not torch.equal(stored[n], p)}
-    if not differ:
+    differ = [n for n, _ in model.named_parameters() if not torch.equal(stored[n], parameters[n])]
+    matrices = {n: stored[n] for n in differ if n not in norms}
+    if not matrices:
         raise ArgumentError(
             f"--against: {source} has the same weights as {subject.name}; give a quantised copy."
         )
-    return differ
-
-
-def _moved(weight: Tensor, stored: Tensor) -> bool:
-    """Tell whether a norm or bias differs by more than a rounding to 16 bits."""
-    return bool((stored - weight).norm() > ROUNDED * weight.norm())
+    return matrices, [n for n in differ if n not in matrices]
 
 
 def note_history(
-    settings: PricingSettings | QuantisingSettings, config: Any, tokenizer: Any, progress: Progress
+    settings: Settings, config: Any, tokenizer: Any, progress: Progress, moved: Sequence[str] = ()
 ) -> list[str]:
     """Note and return what the numbers are of.
 
@@ -268,6 +263,7 @@ def note_history(
         config: configuration of the model, with the types that its matrices were stored in.
         tokenizer: its tokeniser.
         progress: takes the notes.
+        moved: norms and biases in which a quantised copy differs.
 
     Returns:
         Clauses: stored bits, edits that are not below them, what is merged, how windows begin.
@@ -287,6 +283,9 @@ def note_history(
             )
     if getattr(settings, "merge", None):
         notes.append("merging averages the matrices alone; embeddings, norms and biases stay")
+    if moved:
+        names = f"{', '.join(moved[:5])}{', …' * (len(moved) > 5)}"
+        notes.append(f"the copy's {names} differ by up to {ROUNDED:.0%} too, which is in no number")
     if clause := start_words(tokenizer, settings.bare):
         notes.append(clause)
     for clause in notes:
@@ -297,7 +296,7 @@ def note_history(
 def stored_bill(
     problem: Problem,
     changes: Mapping[str, Change],
-    settings: PricingSettings | QuantisingSettings,
+    settings: Settings,
     folder: Path,
     drawn: Mapping[str, Any],
     progress: Progress,
@@ -352,10 +351,7 @@ def stored_bill(
 
 
 def announced(
-    problem: Problem,
-    changes: Mapping[str, Change],
-    settings: PricingSettings | QuantisingSettings,
-    measured: float,
+    problem: Problem, changes: Mapping[str, Change], settings: Settings, measured: float
 ) -> str:
     """Estimate passes, minutes and bytes, from one forward pass and one change of each kind.
 
@@ -421,7 +417,9 @@ def stored_weights(source: str, names: Sequence[str]) -> dict[str, Float[Tensor,
         loaded(torch.zeros(1, 1, dtype=torch.int64))
         for name in names:
             module, _, attribute = name.rpartition(".")
-            weight: Any = getattr(modules[module], attribute)
+            weight: Any = getattr(modules.get(module), attribute, None)
+            if weight is None:
+                raise ArgumentError(f"MODEL: {source} has no {name}; give a copy that has it.")
             weight = weight.dequantize() if hasattr(weight, "qdata") else weight
             weights[name] = weight.detach().float().cpu()
     return weights

@@ -35,8 +35,11 @@ _NAMES = {
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}"),
     "deepseek-v3 hunyuan-dense joyai-llm": (r"\p{N}{1,3}", _JAPANESE, _DEEPSEEK_3),
 }
+_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 SPLITS = {name: split for names, split in _NAMES.items() for name in names.split()} | {
-    name: (split,) for name, split in gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS.items()
+    # in llama.cpp ASCII alone has capitals and small letters, and no mark is one
+    name: (split.replace(_CAPITALS, r"[\p{L}&&[^a-z]]").replace(_SMALL, r"[\p{L}&&[^A-Z]]"),)
+    for name, split in gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS.items()
 }
 """llama.cpp's name → regular expressions; each splits what the one before left, into the matches
 and what lies between."""
@@ -45,7 +48,7 @@ STARTS = {
     *("jina-v5-nano", "tekken"),
 }
 """Names with which text begins with `<bos>`, if the file does not say otherwise."""
-WHOLE = {*STARTS, "glm4"}
+WHOLE = {*STARTS, "glm4"}  # llama.cpp of October 2026 has glm4 too, that of 2025 did not
 """Names with which a piece that is a token stays whole, even where no merges lead to it."""
 
 
@@ -104,13 +107,16 @@ def split_name(stored: dict[str, Any]) -> str | None:
         stored: content of its tokenizer.json.
 
     Returns:
-        The name; None if llama.cpp would read the tokeniser as another one.
+        The name; None if llama.cpp would read the tokeniser as another one. A normalizer NFC is
+        passed over, as Qwen2's is: llama.cpp gives other tokens of text that is not in NFC.
     """
     steps = stored["pre_tokenizer"] or {}
-    *splits, last = steps.get("pretokenizers", [steps])
+    *splits, last = steps.get("pretokenizers", [steps]) or [{}]
     if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
         return None
-    if (stored["normalizer"] or {"type": "NFC"})["type"] != "NFC":  # llama.cpp has none
+    normalizer = stored["normalizer"] or {}
+    parts = normalizer.get("normalizers", [normalizer])
+    if any(part.get("type", "NFC") != "NFC" for part in parts):  # llama.cpp has none
         return None
     expressions = (*map(_expression, splits), *[GPT_2] * last["use_regex"])
     whole = bool(stored["model"].get("ignore_merges"))
@@ -121,5 +127,9 @@ def split_name(stored: dict[str, Any]) -> str | None:
 def _expression(step: dict[str, Any]) -> str | None:
     if step["type"] == "Digits" and step["individual_digits"]:
         return r"\p{N}"
-    isolated = step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]
-    return step["pattern"].get("Regex") if isolated else None
+    if step["type"] != "Split" or not (expression := step["pattern"].get("Regex")):
+        return None
+    # the parts between matches are removed; there are none where every character matches
+    every = r"[^\s\p{L}" in expression and expression.endswith(r"|\s+") and r"\p{N}" in expression
+    kinds = [("Isolated", False), *[("Removed", True)] * every]
+    return expression if (step["behavior"], step["invert"]) in kinds else None

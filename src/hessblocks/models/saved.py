@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,20 +38,17 @@ from hessblocks.models.heads import TASKS
 from hessblocks.models.pretrained import check_complete
 from hessblocks.quiet import quiet, without_bars
 
-_WHOLE, _ABOVE = "a whole number from 1 on", "a number above 0"
+_FROM_0 = (lambda value: 0 <= value < math.inf, "a number from 0 on")
+_ABOVE = (lambda value: 0 < value < math.inf, "a number above 0")
+_COUNT = (lambda value: isinstance(value, int) and value >= 1, "a whole number from 1 on")
 VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "_eps": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
-    "_epsilon": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
-    "rope_theta": (lambda value: 0 < value < math.inf, _ABOVE),
-    "_softcapping": (lambda value: 0 <= value < math.inf, "a number from 0 on"),
-    "query_pre_attn_scalar": (lambda value: 0 < value < math.inf, _ABOVE),
-    "max_position_embeddings": (lambda value: value >= 1, _WHOLE),
-    "sliding_window": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
-    "num_experts_per_tok": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
-    "n_head": (lambda value: isinstance(value, int) and value >= 1, _WHOLE),
+    **dict.fromkeys(("*_eps", "*_epsilon", "*_softcapping"), _FROM_0),
+    **dict.fromkeys(("*rope_theta", "query_pre_attn_scalar"), _ABOVE),
+    **dict.fromkeys(("sliding_window", "num_experts_per_tok", "n_head"), _COUNT),
+    "*max_position_embeddings": (lambda value: value >= 1, _COUNT[1]),
     "output_hidden_states": (lambda value: isinstance(value, bool), "true or false"),
 }
-"""Configuration's key, or ending with `_` → whether a value fits, and what is expected."""
+"""Pattern of a configuration's key → whether a value fits, and what is expected."""
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Options of transformers: no network, and no code from the folder."""
 _NUMBER, _IN_LAYER = re.compile(r"\.\d+\."), re.compile(r"(\.\d+\.).*")
@@ -328,10 +326,10 @@ def _check_values(source: str, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if isinstance(value, Mapping):
             _check_values(source, value)
-        for ending, (fits, expected) in VALUES.items():
-            named = str(key).endswith(ending) if ending[0] == "_" else key == ending
-            known = named and value is not None and values.get(f"use_{key}") is not False
-            if known and not (isinstance(value, int | float) and fits(value)):
+        for pattern, (fits, expected) in VALUES.items():
+            known = value is not None and values.get(f"use_{key}") is not False
+            named = known and fnmatchcase(str(key), pattern)
+            if named and not (isinstance(value, int | float) and fits(value)):
                 raise ArgumentError(
                     f"MODEL: {source}: its configuration has {printable(str(key))} = "
                     f"{printable(repr(value))[:40]}, expected {expected}."

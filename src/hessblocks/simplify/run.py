@@ -138,9 +138,9 @@ def simplify_model(
     }
     run = storage.identity_of({k: v for k, v in config.items() if k not in FREE_SETTINGS})
     with claimed(folder, config, free=FREE_SETTINGS):
-        if settings.save:
-            _check_replaceable(folder / "model", run)
         store = storage.mended_store(folder)
+        if settings.save:
+            _check_replaceable(folder, run, store, settings.to)
         stored = models.stored_words(original.config)
         for word in filter(None, (stored, start_words(tokenizer, settings.bare))):
             progress.note(word)
@@ -192,7 +192,10 @@ def simplify_model(
             _save(healed, folder / "model", run, saved, command, tokenizer, summary)
             if settings.to == "gguf":
                 vocabulary = source if saved.gguf else tokenizer
-                export.to_gguf(healed, folder / "model.gguf", vocabulary)
+                with storage.atomic_path(folder / "model.gguf") as temporary:
+                    export.to_gguf(healed, temporary, vocabulary)
+                    if store.get(key := _key_of(temporary)) is None:
+                        store.add(key, [])
         storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
@@ -368,16 +371,28 @@ def _command(source: str, data: str, settings: SimplifySettings) -> str:
     return shlex.join(words)
 
 
-def _check_replaceable(folder: Path, run: str) -> None:
+def _check_replaceable(folder: Path, run: str, store: storage.Store, to: str) -> None:
     """Refuse to replace a model that was not written by this run, or has changed since."""
-    if not os.path.lexists(folder):
-        return
-    fault = storage.check_manifest(folder, name=folder.name)
-    if fault or storage.remembered_in(folder).get("run", run) != run:
+    model, file, fault = folder / "model", folder / "model.gguf", ""
+    if os.path.lexists(model) and not (fault := storage.check_manifest(model, name=model.name)):
+        author = storage.read_object(model / storage.MANIFEST).get("of")
+        # older seals have `of` alone, which depends on all settings
+        if storage.remembered_in(model).get("run") != run and author != storage.identity_in(folder):
+            fault = "is of another run"
+    if not fault and to == "gguf" and os.path.lexists(file):
+        model = file
+        if not file.is_file() or store.get(_key_of(file)) is None:
+            fault = "was not written by this run, or has changed since"
+    if fault:
         raise ArgumentError(
-            f"--out: {folder} would be replaced, but {fault or 'is of another run'}; move it away, "
-            "or choose another folder."
+            f"--out: {model} would be replaced, but {fault}; move it away, or choose another "
+            "folder."
         )
+
+
+def _key_of(file: Path) -> str:
+    """Make the key by which the store tells that this run wrote a GGUF file."""
+    return f"model.gguf {storage.sha256(file)}"
 
 
 def _save(

@@ -122,7 +122,8 @@ def check_manifest(folder: Path, run: str | None = None, name: str | None = None
         SHA-256 of all files, about a second per gigabyte.
     """
     if not (folder / MANIFEST).exists():
-        return f"has no {MANIFEST}" if folder.is_dir() else "is absent"
+        other = "is a file" if folder.is_file() else "is absent"
+        return f"has no {MANIFEST}" if folder.is_dir() else other
     try:
         manifest = read_object(folder / MANIFEST)
         files: dict[str, str] = dict(manifest["files"])
