@@ -238,7 +238,7 @@ def test_a_file_that_differs_from_what_was_priced_is_reported(
 @pytest.mark.parametrize(
     ("file", "more", "said"),
     [
-        ("x.gguf", [], "--size-of: give only one of --size-of, --bytes, --bits, --nats"),
+        ("x.gguf", [], "--size-of: give one of --size-of, --bytes, --bits, --nats"),
         ("x.gguf", ["--bits", "5", "--nats", "1"], "--size-of: give only one of"),
         ("x.gguf", ["--bytes", "90X"], "--bytes: expected a size such as 90M, got '90X'"),
         ("x.gguf", ["--bytes", "1k"], r"--bytes: expected \S+M to \S+M .* got 0.001M"),
