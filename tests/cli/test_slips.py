@@ -77,7 +77,7 @@ SLIPS = {
     "train sas --report-to wandbb": "--report-to: 'wandbb' is unknown; did you mean 'wandb'",
     "trian sas": 'Unknown command "trian"',
     # what is written
-    f"{QUANTISE}": "--size-of: give only one of --size-of, --bytes, --bits, --nats",
+    f"{QUANTISE}": "--size-of: give one of --size-of, --bytes, --bits, --nats",
     f"{QUANTISE} --bytes 90X": "--bytes: expected a size such as 90M, got '90X'",
     "quantise model new.bin --data code.txt --size-of Q4_0": "FILE: --to gguf writes a name that",
     "train sas --out code.txt": "--out: code.txt cannot be written .*code.txt is a file",

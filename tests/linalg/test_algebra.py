@@ -61,7 +61,7 @@ def test_what_cannot_be_added_is_refused() -> None:
     wide = DenseOperator(torch.zeros(SIZE, 3).double())
     single = DenseOperator(matrix(0).float())
     for other in (wide, single):
-        with pytest.raises(ArgumentError, match="differ in shape or dtype"):
+        with pytest.raises(ArgumentError, match="differ in shape, dtype or device"):
             _ = a + other
     with pytest.raises(ArgumentError, match="expected 3 rows on the right, got 12"):
         _ = wide @ a

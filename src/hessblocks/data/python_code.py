@@ -213,7 +213,7 @@ def standard_library() -> Source:
     return _source("python-code", root, paths, splits)
 
 
-def user_files(path: Path) -> Source:
+def user_files(path: AnyPath) -> Source:
     """List a file, or the files of a folder.
 
     Links, hidden files and the contents of hidden folders are left out.
@@ -228,6 +228,7 @@ def user_files(path: Path) -> Source:
     Raises:
         ArgumentError: there is nothing at `path`, it cannot be read, or it contains no file.
     """
+    path = Path(path)
     try:
         if not path.is_file() and not path.is_dir():
             raise ArgumentError(f"--data: {path} is not a file or folder; give one that exists.")
