@@ -16,6 +16,7 @@ SLOW = pytest.mark.slow
 """Each answer is a process of its own: one of each kind is paid every day."""
 SCRIPT = """
 import json, os, sys
+os.getloadavg = lambda: (float(os.environ.get("LOAD", "9e9")), 0.0, 0.0)
 from hessblocks.cli import main
 status = main(sys.argv[1:])
 modules = len(sys.modules)
@@ -62,6 +63,14 @@ def test_an_answer_without_work_loads_nothing_heavy(words: list[str], status: in
     assert not HEAVY & set(told["loaded"])
     assert told["waiting"] == "passive"  # before torch, whose threads read it once
     assert told["modules"] < MODULES
+
+
+def test_threads_spin_while_they_wait_if_the_machine_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOAD", "0")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert answer("trian")[0]["waiting"] is None
 
 
 def test_the_list_of_blocks_needs_torch_alone() -> None:

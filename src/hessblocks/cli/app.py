@@ -132,8 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     WORDS.set(tuple(words))
     keep_freed_memory()
-    # threads of torch that spin while they wait take the processor from those that compute
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # on a busy machine, threads of torch that spin while they wait take it from those that compute
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with warnings.catch_warnings(), signals_interrupt() as came:
         warnings.showwarning = _show_warning
         try:

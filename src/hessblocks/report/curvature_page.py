@@ -83,7 +83,7 @@ def curvature_lines(results: CurvatureResults) -> list[Table | str]:
     norms, shown = results.norms, results.by_size()[:SHOWN]
     rows = [(group, *(norm_text(norms[group][part]) for part in results.parts)) for group in shown]
     lines: list[Table | str] = [
-        _headline(results),
+        _headline(results).replace("$", ""),
         (("group", *(f"‖{part}‖" for part in results.parts)), rows),
         "Frobenius norms of the groups' own blocks (nats per token), ± 1 standard error",
         "outer: Gauss-Newton matrix H_o; functional: H − H_o; full: Hessian H",
