@@ -53,7 +53,8 @@ def main() -> dict[str, Any]:
     ids = np.random.default_rng(0).integers(100, 40_000, PROMPT + DECODED).tolist()
     with TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
         original = Path(folder) / "original.gguf"
-        hb.to_gguf(hb.from_pretrained_blocks(hb.load(source)), original, source)
+        model, _ = hb.load(source)
+        hb.to_gguf(hb.from_pretrained_blocks(model), original, source)
         paths = [original, *map(Path, others)]
         models = [opened.enter_context(contextlib.closing(Opened(p, 1024))) for p in paths]
         times = [[turn(model, ids) for model in models] for _ in range(TURNS + 1)][1:]
