@@ -54,6 +54,25 @@ def test_its_error_bar_covers_the_spread_over_seeds() -> None:
         assert float(values.mean()) == pytest.approx(exact, rel=0.15)
 
 
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.PrecisionWarning")
+@pytest.mark.parametrize("activations", [False, True])
+def test_in_half_precision_squares_do_not_vanish(activations: bool) -> None:
+    """Squares of its gradients lie below 6e-8, the smallest number of float16."""
+    prices = []
+    for dtype in (torch.float32, torch.float16):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
+        data = [(torch.randn(32, 16).to(dtype), torch.randint(4, (32,)))]
+        problem = hb.Problem(model, data, loss="classification")
+        if activations:
+            changes = hb.activation_changes(model, bits=8)
+        else:
+            changes = hb.change_each(model, hb.rounded(bits=8))
+        bill = hb.price(problem, changes, form="diagonal")
+        prices.append([price.forecast.value for price in bill.values()])
+    assert prices[1] == pytest.approx(prices[0], rel=0.1)
+
+
 def test_what_is_not_rounding_needs_the_full_form() -> None:
     model, problem = language()
     with pytest.raises(ArgumentError, match="prices roundings alone"):

@@ -408,7 +408,7 @@ class _Rounding(Ledger):
             for change in self._columns[tap]:
                 grids.setdefault(change.grid.how, []).append(change)
             for alike in grids.values():
-                delta = alike[0].grid.new(tensor) - tensor
+                delta = (alike[0].grid.new(tensor) - tensor).to(working_dtype(tensor.dtype))
                 if not delta.isfinite().all():
                     raise RunError(f"price: {tap!r} is not finite; look at weights and batches")
                 gradients = [sample[tap] for sample in self._held]
@@ -442,4 +442,4 @@ class _Rounding(Ledger):
 def _squares(x: Tensor) -> Float[Tensor, " G"]:
     """Sum squares of each head; of a tensor without heads, of all its entries."""
     rows = x.transpose(0, 1).flatten(1) if x.ndim == 4 else x.flatten()[None]
-    return rows.square().sum(1, dtype=torch.float64).cpu()
+    return rows.to(working_dtype(rows.dtype)).square().sum(1, dtype=torch.float64).cpu()

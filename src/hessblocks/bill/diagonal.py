@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from hessblocks.bill.changes import Change
 from hessblocks.bill.draws import Draws, Ledger, collect
 from hessblocks.curvature import Gradients, Problem
+from hessblocks.linalg import working_dtype
 from hessblocks.malloc import return_freed_memory
 
 OFTEN = 1 << 24
@@ -55,7 +56,11 @@ class Diagonal(Ledger):
         """
         super().__init__()
         self.problem = problem
-        self.squares = {name: torch.zeros_like(problem.parameters[name]) for name in names}
+        parameters = {name: problem.parameters[name] for name in names}
+        self.squares = {  # squares of float16 would vanish
+            name: torch.zeros_like(weight, dtype=working_dtype(weight.dtype))
+            for name, weight in parameters.items()
+        }
         self._last: dict[str, Tensor] = {}
         self._inputs = Inputs(problem.model, moments=moments)
         collect(problem, [*self.squares], self, samples=samples, seed=seed)
@@ -118,9 +123,11 @@ class Diagonal(Ledger):
             change = change.weighed(means)
             largest = 0.0
             for name, new in change.made(parameters):
-                delta = new - parameters[name].detach()
+                dtype = self.squares[name].dtype
+                before = parameters[name].detach().to(dtype)
+                delta = new.to(dtype) - before
                 change.check_same(name, delta.flatten())
-                largest = max(largest, float(delta.norm() / parameters[name].detach().norm()))
+                largest = max(largest, float(delta.norm() / before.norm()))
                 cost = self._cost(name, delta)
                 scales[row, columns.index(name)] = cost / max(float(reference[name]), 1e-300)
             weighed.append(change)

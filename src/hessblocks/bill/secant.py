@@ -186,13 +186,13 @@ def without_ruling_pieces(
             forecasts = draws.by_piece(draws.together(draws.squares, columns)) / 2
             costs = forecasts / draws.shares
             large = (costs > RULING * costs.median()) & (costs.median() > 0)
-            own = [rounded[column] for column in columns]
-            if large.any() and any(a.clashes(b) for a, b in combinations(own, 2)):
+            together = [rounded[column] for column in columns]
+            if large.any() and any(a.clashes(b) for a, b in combinations(together, 2)):
                 continue  # one change under two names
             for piece in large.nonzero()[:, 0].tolist():
                 before = DivergenceFrom(problem, rows[piece], problem.parameters, 1)
                 full, tiny = (
-                    before.divergences(problem.parameters, [_rounded(one, t) for one in own])[0]
+                    before.divergences(problem.parameters, [_rounded(c, t) for c in together])[0]
                     for t in (1.0, TINY)
                 )
                 # a sample that is large by chance is no reason: the mean needs it
