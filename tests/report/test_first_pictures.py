@@ -75,7 +75,9 @@ def test_simplify_opens_with_nats_over_speed(tmp_path: Path) -> None:
         "times the speed"
     )
     ((panel,),) = (figure.plots for figure in drawn)
+    assert panel.y_scale == "linear"
     assert {line.name: (*line.x, *line.y) for line in panel.series} == {
+        "original": (1.0, 0.0),
         "prompt, refitted": (1.2, 0.3),
         "prompt, healed": (1.2, 0.2),
         "decoding, refitted": (1.1, 0.3),

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,10 @@ def _front(folder: Path, summary: Row) -> dict[str, Any]:
             model = text["removed" if state == "refitted" else state]
             lines[f"{kind}, {state}"] = ([{**model, "speed": speed}], "kl")
     figure = cost_figure(lines, "speed", "Tokens a second, times the original's")
+    (panel,) = figure.panels
+    original = Series(name="original", x=(1.0,), y=(0.0,), line=False)
+    panel = replace(panel, y_scale="linear", series=(original, *panel.series))
+    figure = replace(figure, panels=(panel,))
     title = f"{summary['saved']:.1%} fewer parameters: {nats(text['healed'], 'kl')} nats per token"
     title += f", {', '.join(faster)} times the speed"
     return {"front_title": title, "front": drawn_picture(figure, folder, "front")}
