@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hessblocks import inspection
-from hessblocks.cli.commands import work
+from hessblocks.cli.commands import finished_calls, work
 from hessblocks.report import PAGES
 from hessblocks.storage import environment, read_object, write_json
 from hessblocks.storage.config import differences
@@ -77,8 +77,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command
     )
     monkeypatch.setitem(PAGES, "price", page)
     monkeypatch.setattr(inspection, "measure_price", command.measure)
-    monkeypatch.setattr(work, "PACKAGE", tmp_path / "package")
-    monkeypatch.setattr(work, "environment", lambda: {"packages": {"torch": "1"}})
+    monkeypatch.setattr(finished_calls, "PACKAGE", tmp_path / "package")
+    monkeypatch.setattr(finished_calls, "environment", lambda: {"packages": {"torch": "1"}})
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         yield command
@@ -128,7 +128,7 @@ def test_files_that_are_not_read_do_not_count(
     Path("texts/__pycache__/a.pyc").write_text("other")
     (FOLDER / ".hessblocks.holder").write_text("process 5")
     assert not command.measures()
-    monkeypatch.setattr(work, "environment", lambda: pytest.fail("described in vain"))
+    monkeypatch.setattr(finished_calls, "environment", lambda: pytest.fail("described in vain"))
     assert command.measures(source="preset:sas")
     assert command.measures()
 
@@ -145,14 +145,14 @@ def test_other_packages_and_devices_measure_again(
     command: Command, monkeypatch: pytest.MonkeyPatch, name: str, other: Any
 ) -> None:
     assert command.measures()
-    monkeypatch.setattr(work, name, other)
+    monkeypatch.setattr(finished_calls, name, other)
     assert command.measures()
 
 
 def test_the_real_environment_has_what_changes_an_answer(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "environment", environment)
+    monkeypatch.setattr(finished_calls, "environment", environment)
     assert command.measures()
     call = read_object(FOLDER / "finished.json")["call"]
     assert {"torch", "transformers", "tokenizers"} <= {*call["packages"]}
@@ -174,7 +174,7 @@ def test_a_file_that_vanishes_costs_the_note_and_nothing_else(
     command.meanwhile = lambda: Path("x.gguf").unlink()
     assert command.measures(file="x.gguf")
     assert not (FOLDER / "finished.json").exists()
-    command.meanwhile = lambda: monkeypatch.setattr(work, "sha256", refuse)
+    command.meanwhile = lambda: monkeypatch.setattr(finished_calls, "sha256", refuse)
     assert command.measures()  # cannot be read at the end
     assert command.measures()  # nor at the start
     assert not (FOLDER / "finished.json").exists()

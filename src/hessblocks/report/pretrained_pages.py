@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -39,26 +38,29 @@ def told_sentences(summary: Row) -> list[str]:
     return [f"{words[0].upper()}{words[1:]}." for words in summary.get("told", ())]
 
 
-def cost_figure(lines: Mapping[str, tuple[Sequence[Row], str]], size: str, label: str) -> Figure:
-    """Draw KL, on a logarithmic axis, over sizes.
+def cost_figure(
+    lines: Mapping[str, tuple[Sequence[Row], str]], size: str, label: str, *, log: bool = True
+) -> Figure:
+    """Draw KL over sizes.
 
     Args:
         lines: name of a series → its rows and the field that holds their KL.
         size: field of the sizes.
         label: label of their axis; bytes are drawn in megabytes.
+        log: whether the axis of the KL is logarithmic, which leaves out what costs nothing.
 
     Returns:
         The figure as data.
     """
     series = []
     for name, (rows, kind) in lines.items():
-        positive = [row for row in rows if row[size] and (row[kind] or 0) > 0]
+        shown = [row for row in rows if row[size] and ((row[kind] or 0) > 0 or not log)]
         series.append(
             Series(
                 name=name,
-                x=tuple(row[size] / (1e6 if size == "bytes" else 1) for row in positive),
-                y=tuple(row[kind] for row in positive),
-                error=tuple(row.get(f"{kind}_error", 0.0) for row in positive),
+                x=tuple(row[size] / (1e6 if size == "bytes" else 1) for row in shown),
+                y=tuple(row[kind] for row in shown),
+                error=tuple(row.get(f"{kind}_error", 0.0) for row in shown),
                 line="allocations" in name,
             )
         )
@@ -66,7 +68,7 @@ def cost_figure(lines: Mapping[str, tuple[Sequence[Row], str]], size: str, label
         title="KL divergence",
         x_label=label,
         y_label="KL divergence, nats per token",
-        y_scale="log",
+        y_scale="log" if log else "linear",
         series=tuple(line for line in series if line.x),
     )
     return Figure(title="", caption="", panels=(panel,), size=(8.0, 4.4), columns=1)
@@ -311,18 +313,15 @@ def _front(folder: Path, summary: Row) -> dict[str, Any]:
     """Draw the cost of the simplified model over its speed; nothing if there is none."""
     if "after" not in summary:
         return {"front": []}
-    text, lines, faster = summary["texts"][0], {}, []
+    text, faster = summary["texts"][0], []
+    lines = {"original": ([{"speed": 1.0, "kl": 0.0}], "kl")}
     for kind in ("prompt", "decoding"):
         speed = summary["after"][kind] / summary["before"][kind]
         faster.append(f"{kind} at {speed:.2f}")
         for state in ("refitted", "healed")[: 1 + bool(summary["updates"])]:
             model = text["removed" if state == "refitted" else state]
             lines[f"{kind}, {state}"] = ([{**model, "speed": speed}], "kl")
-    figure = cost_figure(lines, "speed", "Tokens a second, times the original's")
-    (panel,) = figure.panels
-    original = Series(name="original", x=(1.0,), y=(0.0,), line=False)
-    panel = replace(panel, y_scale="linear", series=(original, *panel.series))
-    figure = replace(figure, panels=(panel,))
+    figure = cost_figure(lines, "speed", "Tokens a second, times the original's", log=False)
     title = f"{summary['saved']:.1%} fewer parameters: {nats(text['healed'], 'kl')} nats per token"
     title += f", {', '.join(faster)} times the speed"
     return {"front_title": title, "front": drawn_picture(figure, folder, "front")}

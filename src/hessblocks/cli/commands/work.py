@@ -1,21 +1,20 @@
 """Carry out a command: load data, do the work, write the report, print the results."""
 
 import glob
-import json
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from importlib.metadata import distributions
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from hessblocks.cli import terminal
+from hessblocks.cli.commands.finished_calls import FINISHED, answers, described_call, written
 from hessblocks.cli.interruption import interruptible
 from hessblocks.cli.options import WORDS
-from hessblocks.data import load_corpus, user_files
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.data import load_corpus
+from hessblocks.errors import RunError
 from hessblocks.report import (
     PAGES,
     Comparison,
@@ -25,24 +24,13 @@ from hessblocks.report import (
     summary,
     write_report,
 )
-from hessblocks.settings import BUILT_IN, DataSettings, SharedSettings
+from hessblocks.settings import DataSettings, SharedSettings
 from hessblocks.storage import (
     COMMAND,
-    HOLDER,
-    LOCK,
-    environment,
     load_results,
     read_object,
-    sha256,
-    weight_files,
     write_json,
 )
-
-FINISHED = "finished.json"
-"""Note in a run folder of a finished call: what it depends on, what it wrote and what it said."""
-MODELS, TEXTS = ("source", "model", "merge", "against"), ("data", "also")
-"""Arguments that may be paths."""
-PACKAGE, GGUF = Path(__file__).parents[2], ("gguf", "libgguf")
 
 
 def carry_out(
@@ -125,17 +113,17 @@ def measure_in_folder(
         with progress.stage("report"):
             page.write(folder)
             with suppress(OSError, RunError):  # without a note, an equal call measures again
-                if call and call == _call(command, given):  # else a file changed meanwhile
-                    note = {"call": call, "wrote": _wrote(folder, given), "said": progress.notes}
+                if call and call == described_call(command, given):  # else a file changed meanwhile
+                    note = {"call": call, "wrote": written(folder, given), "said": progress.notes}
                     write_json(folder / FINISHED, note)
 
     with interruptible(), warnings.catch_warnings():
         warnings.showwarning = warn
         with progress.stage("earlier calls"):
-            call = _call(command, given)
+            call = described_call(command, given)
             pattern = glob.escape(str(given["out"] or "")).replace("{model}", "*") or "runs/*"
             folders = map(Path, glob.glob(pattern) if call else ())
-            folder = next((path for path in folders if _answers(path, call, given)), None)
+            folder = next((path for path in folders if answers(path, call, given)), None)
         if folder:
             progress.note(f"{folder} holds the results of this call; nothing is measured again")
             for words in read_object(folder / FINISHED)["said"]:
@@ -151,52 +139,6 @@ def measure_in_folder(
         [f"{seconds:.0f} s", "", f"report  {Path(summarised['out'], 'report.html')}"],
         as_json=as_json,
     )
-
-
-def _call(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe a call by what its results depend on; empty if a file is not at hand."""
-    named = {name: given.get(name) for name in (*MODELS, *TEXTS)}
-    paths = {name: Path(path) for name, path in named.items() if path and path not in BUILT_IN}
-    with suppress(OSError, ArgumentError, RunError):
-        if all(path.exists() for path in paths.values()):  # else in a cache, or a preset
-            packages = [each.version for name in GGUF for each in distributions(name=name)]
-            code = {"commit": user_files(PACKAGE).fingerprint, "gguf": packages}
-            read = {name: _read(path, name in TEXTS) for name, path in paths.items()}
-            call = {"command": command, "given": given, "read": read, **environment(), **code}
-            return dict(json.loads(json.dumps(call, default=str)))
-    return {}
-
-
-def _answers(folder: Path, call: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Tell whether a folder has the note of an equal call, and all that it wrote is as it was."""
-    with suppress(OSError, RunError):
-        note = read_object(folder / FINISHED)
-        whole = isinstance(note.get("said"), list) and note.get("call") == call
-        return whole and note.get("wrote") == _wrote(folder, given)
-    return False
-
-
-def _wrote(folder: Path, given: Mapping[str, Any]) -> dict[str, str]:
-    """Compute the digests of what a call wrote; an OSError says that FILE is missing."""
-    files = set(folder.rglob("*")) - {folder / name for name in (FINISHED, LOCK, HOLDER)}
-    if "file" in given:
-        (file := Path(given["file"])).stat()
-        files |= {file, *file.rglob("*")}
-    return _digests(files)
-
-
-def _read(path: Path, is_text: bool) -> Any:
-    """Compute the digest of a text, or those of a model: of what lies directly in its folders."""
-    if is_text:
-        return user_files(path).fingerprint
-    places = [place for place in (path, path / "model") if place.is_dir()]
-    files = (file for place in places for file in (*place.iterdir(), *weight_files(place)))
-    return _digests({path, *files})
-
-
-def _digests(paths: Iterable[Path]) -> dict[str, str]:
-    """Compute the SHA-256 of the files among paths."""
-    return {str(path): sha256(path) for path in sorted(paths) if path.is_file()}
 
 
 def _lines(comparison: Comparison) -> Iterator[Table | str]:
