@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -194,13 +195,20 @@ def in_pieces(
     return Problem(model, batches, loss="causal-lm")
 
 
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Let errors name the option that gave a model."""
+    try:
+        yield
+    except (ArgumentError, RunError) as error:
+        raise type(error)(str(error).replace("MODEL:", f"{option}:", 1)) from error
+
+
 def _other(source: str, subject: Subject) -> nn.Module:
     """Load the model to merge with: of the same shapes, function and vocabulary."""
-    try:
+    with naming("--merge"):
         second, saved = load_saved(source, "causal-lm")
         vocabularies = subject.tokenizer, saved.tokenizer()
-    except (ArgumentError, RunError) as error:
-        raise type(error)(str(error).replace("MODEL:", "--merge:", 1)) from error
     model: Any = subject.model
     shapes = [{n: p.shape for n, p in m.named_parameters()} for m in (model, second)]
     if shapes[0] != shapes[1]:
@@ -222,11 +230,9 @@ def _stored(source: str, subject: Subject) -> tuple[dict[str, Tensor], list[str]
     model: Any = plain_model(subject.model)
     # tied matrices twice, since the copy may store both
     parameters = {n: p.detach().cpu() for n, p in model.named_parameters(remove_duplicate=False)}
-    try:
+    with naming("--against"):
         stored = stored_weights(source, [*parameters])
         config = Saved.at(source).config
-    except (ArgumentError, RunError) as error:
-        raise type(error)(str(error).replace("MODEL:", "--against:", 1)) from error
     if any(stored[name].shape != p.shape for name, p in parameters.items()):
         raise ArgumentError(
             f"--against: {source} has weights of other sizes than {subject.name}; give a quantised "

@@ -261,6 +261,13 @@ def quantise_headline(summary: Row) -> tuple[str, ...]:
         f"Standard files of {runtime} beside it (sizes of the tensors), measured: {beside}.",
         f"Embedding {summary['table'] or 'as it was'}; other weights: {counts}.",
     ]
+    if original := summary.get("original"):
+        total = file["forecast"] + original["model"]
+        sentences.append(
+            f"Against {original['name']}, from which {summary['model']} was made: forecast "
+            f"{total:.2g} nats a token ({nats(original, 'model')} measured without this rounding, "
+            f"and {nats(file)}), measured {_cost(original)}."
+        )
     if "siblings" in summary:
         sentences.append(
             "Weights that runtimes fuse have one format; one for each would save "
