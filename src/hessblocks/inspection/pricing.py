@@ -453,11 +453,6 @@ def _summary(
         allocation = bill.allocate(bits=settings.allocate)
         allocation.save(folder / "allocation.csv")
         summary |= {"asked": settings.allocate, "bits": allocation.total.bits}
-        # the widest edit of all matrices within the requested bits, not the mean that was reached
-        bits = {name: bill.sum(names).bits or 99.0 for name, names in sets.items()}
-        within = [name for name in sets if bits[name] <= settings.allocate]
-        if within:
-            summary["uniform"] = max(within, key=bits.__getitem__).removeprefix("all, ")
         sets["allocation"] = allocation.names
         summary["shares"] = allocation.to_rows()
     else:
