@@ -146,6 +146,18 @@ def test_again_costs_nothing_and_another_size_no_samples(
     assert (tmp_path / "third.gguf").stat().st_size < size
 
 
+def test_a_size_is_named_in_lower_or_upper_case(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bills, "Diagonal", None)
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    outcome = shell(*words(place, str(tmp_path / "six.gguf"))[:-1], out, "--size-of", "q6_k")
+    assert outcome.status == 0, outcome.errors
+    found = rows(out / "files.csv")
+    assert float(found["Q6_K"]["measured"]) > 0
+    assert 0 <= int(found["Q6_K"]["bytes"]) - int(found["this file"]["bytes"]) < 1e4
+
+
 def test_an_equal_call_reads_its_folder_and_one_with_any_other_file_is_measured(
     shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +258,8 @@ def test_a_file_that_differs_from_what_was_priced_is_reported(
         ("x.gguf", ["--nats", "1e-9"], "nats: expected at least"),
         ("x.gguf", ["--size-of", "Q9"], "--size-of: .*'Q9'.*IQ4_NL"),
         ("x.bin", MIX, r"FILE: --to gguf writes a name that ends in .gguf"),
-        ("x.gguf", [*MIX, "--to", "torchao"], "FILE: --to torchao writes a folder"),
+        ("x.gguf", ["--bits", "8", "--to", "torchao"], "FILE: --to torchao writes a folder"),
+        ("x", [*MIX, "--to", "torchao"], "--size-of: 'IQ4_NL' is unknown. Known: torchao:8, bf16"),
         ("text.txt.gguf", MIX, "exists already; remove it"),
     ],
 )

@@ -34,15 +34,11 @@ from hessblocks.inspection.pricing import (
 from hessblocks.inspection.subject import Subject
 from hessblocks.models import load_saved
 from hessblocks.progress import Progress
-from hessblocks.settings import BUDGETS, QuantisingSettings, make
+from hessblocks.settings import BUDGETS, SIZES, QuantisingSettings, make
 from hessblocks.tensor_formats import FUSED, KINDS, MIXES, as_rows, formats, library, mix
 from hessblocks.training import claimed, resolve_device
 
-FORMATS = {
-    "gguf": tuple(f"gguf:{kind}" for kind in KINDS),
-    "compressed-tensors": (*(f"compressed-tensors:{bits}" for bits in range(2, 9)), "bf16"),
-    "torchao": ("torchao:8", "bf16"),  # it stores 2 to 4 bits in 8
-}
+FORMATS = {**SIZES, "gguf": tuple(f"gguf:{kind}" for kind in KINDS)}
 """Target → the formats that are priced for it."""
 NAMED = 700
 """Bytes for each tensor in the header of a safetensors file, at most."""
