@@ -138,12 +138,34 @@ def test_again_costs_nothing_and_another_size_no_samples(
     again = [*words(place, str(tmp_path / "other.gguf"))[:-1], out]
     outcome = shell(*again, "--bits", "9")
     assert outcome.status == 0, outcome.errors
+    first = out / "report-model.gguf.html"
+    assert first.read_bytes() == (place / "out" / "report.html").read_bytes()
+    assert f"the page of {place / 'model.gguf'} is now {first}" in outcome.errors
+    assert "other.gguf" in (out / "report.html").read_text()
     size = (tmp_path / "other.gguf").stat().st_size
     assert 8 * size <= 9 * tiny_llama().num_parameters()
     outcome = shell(*again[:2], tmp_path / "third.gguf", *again[3:], "--nats", "0.001")
     assert outcome.status == 0, outcome.errors
     assert float(rows(out / "files.csv")["this file"]["forecast"]) <= 0.001
     assert (tmp_path / "third.gguf").stat().st_size < size
+
+
+def test_each_size_has_a_folder_by_default_and_all_share_the_samples(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [*words(place, str(tmp_path / "x.gguf"))[:-2]]
+    assert shell(*given, *MIX).status == 0
+    monkeypatch.setattr(bills, "Diagonal", None)
+    page = Path("runs/quantise-tiny-IQ4_NL/report.html").read_bytes()
+    given[2] = str(tmp_path / "y.gguf")
+    outcome = shell(*given, "--bits", "9")
+    assert outcome.status == 0, outcome.errors
+    assert Path("runs/quantise-tiny-IQ4_NL/report.html").read_bytes() == page
+    assert "y.gguf" in Path("runs/quantise-tiny-9-bits/report.html").read_text()
+    for name, size in (("x.gguf", ["--size-of", "iq4_nl"]), ("y.gguf", ["--bits", "9.0"])):
+        given[2] = str(tmp_path / name)
+        assert "nothing is measured again" in shell(*given, *size).errors
 
 
 def test_a_size_is_named_in_lower_or_upper_case(

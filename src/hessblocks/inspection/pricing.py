@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ def measure_price(
     with claimed(folder, config, free=["allocate"]):
         check = min(settings.check, len(changes))
         measured = check + 1 + 2 * (len(config["edits"]) + 1) if check else 0
-        bill = stored_bill(problem, changes, settings, folder, drawn, progress, measured)
+        bill = stored_bill(problem, changes, settings, [folder], drawn, progress, measured)
         bill.save(folder / "bill.csv")
         if not summary:
             told += [bill.ruling] if bill.ruling else []
@@ -297,7 +298,7 @@ def stored_bill(
     problem: Problem,
     changes: Mapping[str, Change],
     settings: Settings,
-    folder: Path,
+    folders: Sequence[Path],
     drawn: Mapping[str, Any],
     progress: Progress,
     measured: float,
@@ -308,7 +309,7 @@ def stored_bill(
         problem: model and text.
         changes: changes to price.
         settings: numbers of windows and of samples.
-        folder: run folder.
+        folders: run folder, then folders whose samples may be the same.
         drawn: what the samples depend on, of config.json.
         progress: takes the cost, and shows the stage.
         measured: passes over other text that follow, in those over `problem`'s.
@@ -316,9 +317,14 @@ def stored_bill(
     Returns:
         The priced changes.
     """
-    path, identity = folder / "draws.safetensors", storage.identity_of(drawn)
+    path, *others = [folder / "draws.safetensors" for folder in folders]
+    identity = storage.identity_of(drawn)
     needed = {"secants", "ruling"} if activations_of([*changes.values()]) else {"secants"}
-    if path.exists() and needed <= (tensors := storage.read_tensors(path, identity)).keys():
+    tensors = storage.read_tensors(path, identity) if path.exists() else {}
+    for other in others:
+        with suppress(RunError):
+            tensors = tensors or storage.read_tensors(other, identity)
+    if needed <= tensors.keys():
         sizes = tuple(tensors.pop("relative_sizes").tolist())
         secants = json.loads(bytes(tensors.pop("secants").tolist()))
         weights = {name: tensors.pop(name) for name in [*tensors] if name.startswith(INPUTS)}

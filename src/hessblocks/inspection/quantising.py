@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ def measure_quantise(
         data: file or folder of text.
         file: GGUF file or folder to write.
         out: run folder, new or of the same call, except that the size may differ; by default
-            runs/quantise-MODEL.
+            runs/quantise-MODEL-SIZE.
         device: cpu, cuda or auto.
         progress: shows the estimated cost first, then stages.
         finish: called with the folder at the end.
@@ -87,7 +88,7 @@ def measure_quantise(
     Cost:
         One forward and one backward pass over the text, packing of each weight in each format, and
         a forward pass over other text for each file. Samples are stored, so that another size
-        costs the last alone.
+        costs the last alone, in the same folder or in that by default.
     """
     progress, settings = progress or Progress(), make(QuantisingSettings, options)
     device, file = resolve_device(device), Path(file)
@@ -100,7 +101,9 @@ def measure_quantise(
         text, held_out = drawn_batches(subject, texts, settings, settings.check)
         target = _Target.of(settings, subject.model, source, tokenizer)
     told = note_history(settings, model.config, tokenizer, progress)
-    folder = Path(out or Path("runs", f"quantise-{subject.name.replace('/', '-')}"))
+    stem = f"quantise-{subject.name.replace('/', '-')}"
+    folder = Path(out or Path("runs", f"{stem}-{settings.label}"))
+    others = [] if out else sorted(folder.parent.glob(f"{glob.escape(stem)}*"))
     config = {
         "command": "quantise",
         "source": source,
@@ -130,8 +133,10 @@ def measure_quantise(
             return {**before, "out": str(folder)}
         files = 2 if settings.size_of else 3  # this one, and the mixes beside it
         passes = files * 2 * settings.check / settings.sequences  # before and after, for each
-        bill = stored_bill(problem, target.changes, settings, folder, drawn, progress, passes)
+        places = [folder, *others]
+        bill = stored_bill(problem, target.changes, settings, places, drawn, progress, passes)
         chosen = target.allocate(bill)
+        _set_page_aside(folder, file, progress)
         with progress.stage("file"):
             packed = chosen.packed()
             chosen.write(file, packed, source=source, tokenizer=tokenizer)
@@ -163,6 +168,15 @@ def _was_written(folder: Path, file: Path, settings: Mapping[str, Any]) -> bool:
     if not note.is_file() or not file.exists():
         return False
     return storage.read_object(note) == {**settings, "digest": _digest(file)}
+
+
+def _set_page_aside(folder: Path, file: Path, progress: Progress) -> None:
+    """Rename the page of another file in the same folder after that file."""
+    page, note = folder / "report.html", folder / WRITTEN
+    name = storage.read_object(note)["file"] if page.is_file() and note.is_file() else str(file)
+    if name != str(file):
+        page = page.rename(folder / f"report-{Path(name).name}.html")
+        progress.note(f"the page of {name} is now {page}")
 
 
 def _size(file: Path) -> int:

@@ -260,6 +260,12 @@ class QuantisingSettings:
             raise ArgumentError(f"--size-of: give {number} of --size-of, --bytes, --bits, --nats.")
         return budgets[0]
 
+    @property
+    def label(self) -> str:
+        """Size as part of a file name, such as IQ4_NL, 90M, 5.3-bits or 0.05-nats."""
+        value, unit = getattr(self, self.asked), self.asked
+        return f"{value:g}-{unit}" if unit in ("bits", "nats") else value.replace(":", "-")
+
     def check_file(self, file: Path) -> None:
         """Refuse a file that is not of the form of `to`, or sizes that are none or several.
 
