@@ -100,7 +100,7 @@ def measure_quantise(
         subject = Subject(name=saved.name, model=placed(device, model), tokenizer=tokenizer)
         text, held_out = drawn_batches(subject, texts, settings, settings.check)
         target = _Target.of(settings, subject.model, source, tokenizer)
-    told = note_history(settings, model.config, tokenizer, progress)
+    told = note_history(settings, model.config, tokenizer, progress, target.replacements())
     stem = f"quantise-{subject.name.replace('/', '-')}"
     folder = Path(out or Path("runs", f"{stem}-{settings.label}"))
     others = [] if out else sorted(folder.parent.glob(f"{glob.escape(stem)}*"))
@@ -237,10 +237,9 @@ class _Target:
         places = {change.place: change for change in self.changes.values()}
         if self.settings.to == "gguf":
             parameters = {self.tensors[parameter][0]: parameter for parameter in places}
-            shapes = {tensor: places[name].views[0].shape for tensor, name in parameters.items()}
             every = {
-                mixed: [f"{parameters[name]}, {kind}" for name, kind in mix(mixed, shapes).items()]
-                for mixed in MIXES
+                name: [f"{parameters[n]}, {kind}" for n, kind in mix(name, self._shapes).items()]
+                for name in MIXES
             }
             return {n: names for n, names in every.items() if {*names} <= {*self.changes}}
         mixes = {}
@@ -248,6 +247,23 @@ class _Target:
             names = {parameter: f"{parameter}, {how}" for parameter in places}
             mixes[how] = [n if n in self.changes else f"{p}, bf16" for p, n in names.items()]
         return mixes
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name of a tensor in a GGUF file → shape."""
+        views = {change.place: change.views[0] for change in self.changes.values()}
+        return {self.tensors[parameter][0]: view.shape for parameter, view in views.items()}
+
+    def replacements(self) -> list[str]:
+        """Say which types replace those of the mix for rows that they do not fit."""
+        if not self.tensors or (name := self.settings.size_of) is None:
+            return []
+        types = mix(name, self._shapes)
+        rules = mix(name, {n: (shape[0], 256) for n, shape in self._shapes.items()})  # all fit
+        pairs = Counter(f"{types[n]} for {rule}" for n, rule in rules.items() if types[n] != rule)
+        words = ", ".join(f"{pair} in {count}" for pair, count in pairs.items())
+        words = f"{name}: as llama.cpp does for rows that are no multiple of 256, {words} tensors"
+        return [words.replace("gguf:", "")] if pairs else []
 
     def allocate(self, bill: Bill) -> Allocation:
         """Choose formats for the size that was asked, or refuse one that is out of reach."""
