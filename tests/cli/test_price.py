@@ -315,7 +315,10 @@ def test_formats_are_priced_with_embedding_and_head(
     bits = sum(float(row["bytes"]) for row in allocation) * 8
     assert bits <= 6 * sum(float(row["size"]) for row in allocation)
     assert re.search("would cost .* at mlx:4", " ".join(outcome.output.split()))
-    assert "takes rounding errors for independent" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "takes rounding errors for independent" in page
+    for said in (outcome.errors, page):
+        assert re.findall("2 of 16 matrices have rows that mlx:(.) does not", said) == ["2", "4"]
 
     unknown = shell(*given[:-1], tmp_path / "other", "--formats", "mlx:9")
     assert re.search(r"'mlx:9'.*mlx:8", sentence(unknown))
@@ -526,7 +529,7 @@ def test_another_seed_gives_other_windows_and_other_draws(
     for number, one in enumerate(settings[:2]):
         folder = place / f"seed {number}"
         folder.mkdir()
-        bills.append(pricing.stored_bill(problem, changes, one, folder, {}, Progress(), 0.0))
+        bills.append(pricing.stored_bill(problem, changes, one, [folder], {}, Progress(), 0.0))
     assert seeds == [0, 1]
     assert not torch.equal(bills[0].draws.along, bills[1].draws.along)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ def measure_price(
         every += [*map(in_format, settings.formats), *([merged(merging)] if merging else [])]
         edits = {edit.how: edit for edit in every}
         changes = change_each(model, *edits.values()) if several else {}
+        clauses = _unfitting(subject.model, settings.formats, changes)
         stored, moved = _stored(settings.against, subject) if settings.against else ({}, [])
         if stored:
             edits = {AS_STORED: replace(merged(stored, weight=1.0), how=AS_STORED)}
@@ -122,7 +124,10 @@ def measure_price(
             changes = change_each(groups, *edits.values())
         if rounding:
             changes = rounded_activations(model, settings)
-    told = note_history(settings, model.config, tokenizer, progress, moved)
+    if moved:
+        names = f"{', '.join(moved[:5])}{', …' * (len(moved) > 5)}"
+        clauses = [f"the copy's {names} differ by up to {ROUNDED:.0%} too, which is in no number"]
+    told = note_history(settings, model.config, tokenizer, progress, clauses)
     what = "cache" if rounding else "price"
     folder = Path(out or Path("runs", f"{what}-{subject.name.replace('/', '-')}"))
     config = {
@@ -143,7 +148,7 @@ def measure_price(
     with claimed(folder, config, free=["allocate"]):
         check = min(settings.check, len(changes))
         measured = check + 1 + 2 * (len(config["edits"]) + 1) if check else 0
-        bill = stored_bill(problem, changes, settings, folder, drawn, progress, measured)
+        bill = stored_bill(problem, changes, settings, [folder], drawn, progress, measured)
         bill.save(folder / "bill.csv")
         if not summary:
             told += [bill.ruling] if bill.ruling else []
@@ -259,8 +264,21 @@ def _stored(source: str, subject: Subject) -> tuple[dict[str, Tensor], list[str]
     return matrices, [n for n in differ if n not in matrices]
 
 
+def _unfitting(
+    model: nn.Module, formats: Sequence[str], changes: Mapping[str, Change]
+) -> list[str]:
+    """Say for how many matrices a format does not fit the rows, so that they stay as they are."""
+    matrices = sum(parameter.ndim > 1 for parameter in plain_model(model).parameters())
+    counts = Counter(change.how for change in changes.values() for _ in change.new)
+    return [
+        f"{matrices - count} of {matrices} matrices have rows that {how} does not fit; they stay"
+        for how, count in counts.items()
+        if how.lower() in map(str.lower, formats) and count < matrices
+    ]
+
+
 def note_history(
-    settings: Settings, config: Any, tokenizer: Any, progress: Progress, moved: Sequence[str] = ()
+    settings: Settings, config: Any, tokenizer: Any, progress: Progress, clauses: Sequence[str]
 ) -> list[str]:
     """Note and return what the numbers are of.
 
@@ -269,10 +287,10 @@ def note_history(
         config: configuration of the model, with the types that its matrices were stored in.
         tokenizer: its tokeniser.
         progress: takes the notes.
-        moved: norms and biases in which a quantised copy differs.
+        clauses: further clauses.
 
     Returns:
-        Clauses: stored bits, edits that are not below them, what is merged, how windows begin.
+        All clauses: stored bits, edits that are not below them, what is merged, how windows begin.
     """
     clause = stored_words(config)
     notes = [f"{clause}; their rounding is in every number"] if clause else []
@@ -289,9 +307,7 @@ def note_history(
             )
     if getattr(settings, "merge", None):
         notes.append("merging averages the matrices alone; embeddings, norms and biases stay")
-    if moved:
-        names = f"{', '.join(moved[:5])}{', …' * (len(moved) > 5)}"
-        notes.append(f"the copy's {names} differ by up to {ROUNDED:.0%} too, which is in no number")
+    notes += clauses
     if clause := start_words(tokenizer, settings.bare):
         notes.append(clause)
     for clause in notes:
@@ -303,7 +319,7 @@ def stored_bill(
     problem: Problem,
     changes: Mapping[str, Change],
     settings: Settings,
-    folder: Path,
+    folders: Sequence[Path],
     drawn: Mapping[str, Any],
     progress: Progress,
     measured: float,
@@ -314,7 +330,7 @@ def stored_bill(
         problem: model and text.
         changes: changes to price.
         settings: numbers of windows and of samples.
-        folder: run folder.
+        folders: run folder, then folders whose samples may be the same.
         drawn: what the samples depend on, of config.json.
         progress: takes the cost, and shows the stage.
         measured: passes over other text that follow, in those over `problem`'s.
@@ -322,9 +338,14 @@ def stored_bill(
     Returns:
         The priced changes.
     """
-    path, identity = folder / "draws.safetensors", storage.identity_of(drawn)
+    path, *others = [folder / "draws.safetensors" for folder in folders]
+    identity = storage.identity_of(drawn)
     needed = {"secants", "ruling"} if activations_of([*changes.values()]) else {"secants"}
-    if path.exists() and needed <= (tensors := storage.read_tensors(path, identity)).keys():
+    tensors = storage.read_tensors(path, identity) if path.exists() else {}
+    for other in others:
+        with suppress(RunError):
+            tensors = tensors or storage.read_tensors(other, identity)
+    if needed <= tensors.keys():
         sizes = tuple(tensors.pop("relative_sizes").tolist())
         secants = json.loads(bytes(tensors.pop("secants").tolist()))
         weights = {name: tensors.pop(name) for name in [*tensors] if name.startswith(INPUTS)}

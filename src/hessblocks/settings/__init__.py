@@ -22,6 +22,7 @@ from hessblocks.settings.field_marks import (
 )
 from hessblocks.settings.pretrained import (
     BUDGETS,
+    SIZES,
     CurvatureInspection,
     InspectionSettings,
     PricingSettings,
