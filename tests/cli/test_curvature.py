@@ -3,6 +3,7 @@ input."""
 
 import csv
 import json
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,9 @@ def test_the_run_folder_holds_every_group_part_and_pair(shell: Shell, tmp_path: 
     outcome = preset(shell, tmp_path / "out", "--map", "--groups", "layers.0.*")
     assert outcome.status == 0, outcome.errors
     assert "heterogeneity of full" in outcome.output
+    told = [line for line in outcome.errors.splitlines() if "processor time" in line]
+    assert len(told) == 1
+    assert re.fullmatch(r"in all about [\d.]+ s of processor time at most", told[0])
     rows = table(tmp_path / "out" / "results.csv")
     norms = [row for row in rows if row["quantity"] == "frobenius_norm"]
     groups = {row["group"] for row in norms}

@@ -56,7 +56,7 @@ def write_report(folder: AnyPath) -> Path:
     columns = {
         name: column
         for name, column in cells.items()
-        if name not in SETTINGS or len({*column} - {templates.ABSENT}) > 1
+        if len({*column} - {templates.ABSENT}) > (name in SETTINGS)
     }
     blocks = [folder / "blocks.svg", folder / "blocks-narrow.svg"]
     subject = f"{len(presets)} transformer blocks compared"

@@ -415,8 +415,8 @@ class ComparisonSettings(SharedSettings):
     """Names of the blocks, each once."""
     seeds: Sequence[int] = (0,)
     """Random seeds; each block is trained once with each seed."""
-    curvature: CurvatureSettings = field(default_factory=CurvatureSettings)
-    """Batch and probes for curvature before and after training."""
+    curvature: CurvatureSettings | None = field(default_factory=CurvatureSettings)
+    """Batch and probes for curvature before and after training; None: do not measure it."""
     tune: bool = False
     """Whether to search the best learning rate of each block first."""
 
