@@ -312,8 +312,6 @@ def test_zero_groups_are_named_under_the_table_and_in_the_caption(tmp_path) -> N
     words = "Exactly zero and left out: attention.key of layers 0–2 (sas before training)."
     said = headline(load_results(tmp_path))
     before, after = (line for line in said if "curvature of sas" in line)
-        line for line in headline(load_results(tmp_path)) if "curvature of sas" in line
-    )
     assert re.search(r"in sas without attention.key of layers 0–2, exactly zero there\)", before)
     assert "without" not in after  # the ratio after training is of these groups too
     assert text.count(words) == 2
