@@ -51,7 +51,7 @@ def test_compare_shows_a_table_the_report_and_the_shares_of_time(
         )
         assert len(re.findall(r"[\d,.]+(?:e[+-]\d+)?", row)) >= 6
     assert re.match(r"\s*After 6 steps the held-out loss of pre-ln is", outcome.output)
-    assert "attention.key of layers 0, 1" in outcome.output  # zero at initialisation, named
+    assert "layers.0-1.attention.key" in outcome.output  # zero at initialisation, named
     assert re.search(r"\d+ s: data \d+ %, report \d+ %", outcome.output.replace("\n", " "))
     assert f"report  {compared / 'report.html'}" in outcome.output
     assert re.search(r"next    hessblocks compare .* --seeds 3$", outcome.output, re.M)
