@@ -8,7 +8,7 @@ FAULTS = (
           "test_every_number_is_that_of_the_library", within="drawn_batches"),
     fault("price: samples of another run are taken", "metadata == {'of': _tag(run, tensors)} => True",
           "test_samples_of_another_run_are_refused", within="read_tensors"),
-    fault("price: samples are not kept", "if path.exists() and $stored: $$body =>",
+    fault("price: samples are not kept", "if needed <= tensors.keys(): $$body =>",
           "test_the_same_call_goes_on_and_draws_nothing", within="stored_bill"),
     fault("price: the allocation's budget is forgotten",
           "bill.allocate(bits=settings.allocate) => bill.allocate(bits=max(settings.round))",
