@@ -86,6 +86,9 @@ def choice_of(kind: str, name: object, choices: Iterable[str]) -> str:
 
     Returns:
         The choice: 'Q6_K' for 'q6_k'.
+
+    Raises:
+        ArgumentError: there is none of this name.
     """
     names = list(choices)
     for choice in names:

@@ -150,6 +150,55 @@ def test_again_costs_nothing_and_another_size_no_samples(
     assert (tmp_path / "third.gguf").stat().st_size < size
 
 
+def test_a_simplified_model_is_measured_against_the_model_it_was_made_from(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    """One file holds both changes: what was removed, and the rounding."""
+    source, text = place / "tiny.gguf", place / "text.txt"
+    few = ["--sequences", "4", "--fitted", "8", "--tokens", "16", "--steps", "0"]
+    smaller = ["simplify", source, "--data", text, "--even", "--save", "0.1", *few]
+    outcome = shell(*smaller, "--out", tmp_path / "smaller")
+    assert outcome.status == 0, outcome.errors
+    file = tmp_path / "both.gguf"
+    call = ["quantise", tmp_path / "smaller" / "model", file, "--data", text, *FEW, *MIX]
+    call = [*call, "--out", tmp_path / "out"]
+    assert shell(*call).status == 0
+    outcome = shell(*call, "--original", source)  # the file is already there
+    assert outcome.status == 0, outcome.errors
+    original, tokenizer = hb.load(source)
+    settings = quantising.make(quantising.QuantisingSettings, {
+        "size_of": "IQ4_NL", "sequences": 8, "tokens": 16, "check": 6,
+    })  # fmt: skip
+    subject = quantising.Subject(name="tiny", model=original, tokenizer=tokenizer)
+    _, windows = quantising.drawn_batches(subject, quantising.documents_of(text), settings, 6)
+    with torch.no_grad():
+        before, smaller_model, both = (
+            model(windows).logits[:, :-1].double().log_softmax(-1)
+            for model in (original, hb.load(tmp_path / "smaller" / "model")[0], hb.load(file)[0])
+        )
+    summary = read_object(tmp_path / "out" / "summary.json")
+    for key, after in (("model", smaller_model), ("measured", both)):
+        kl = float((before.exp() * (before - after)).sum(-1).mean())
+        assert kl == pytest.approx(summary["original"][key], rel=1e-4), key
+        assert summary["original"][f"{key}_error"] > 0
+    assert "Against tiny, from which model was made: forecast" in outcome.output
+    again = shell(*call, "--original", source)
+    assert again.status == 0
+    assert "nothing is measured again" in again.errors
+    # a vocabulary of the same size with other words
+    other = shutil.copytree(tmp_path / "smaller" / "model", tmp_path / "other")
+    (other / "seal.json").unlink()
+    words_of = json.loads((other / "tokenizer.json").read_text())
+    ids = words_of["model"]["vocab"]
+    first, second = sorted(ids, key=ids.get)[5:7]
+    ids[first], ids[second] = ids[second], ids[first]
+    (other / "tokenizer.json").write_text(json.dumps(words_of))
+    outcome = shell(*call, "--original", other)
+    assert outcome.status == 2
+    assert "--original: " in sentence(outcome)
+    assert "vocabulary" in sentence(outcome)
+
+
 def test_each_size_has_a_folder_by_default_and_all_share_the_samples(
     shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

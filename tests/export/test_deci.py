@@ -47,6 +47,8 @@ def test_each_layer_has_its_own_sizes_and_its_weights(tmp_path: Path) -> None:
     rows = tensors["blk.1.attn_q.weight"].reshape(2, -1, 2, 32).swapaxes(1, 2).reshape(32, 32)
     assert np.array_equal(rows, model.model.layers[1].attention.query.weight.detach().numpy())
     assert "output.weight" not in tensors  # tied
+    with pytest.raises(hb.errors.ArgumentError, match=r"deci.attention.head_count.*own format"):
+        hb.load(tmp_path / "new.gguf")  # transformers reads one number for all layers
     gone = simplified({0: LayerChange(attention="gone")})
     reader = gguf.GGUFReader(written(gone, tmp_path))
     assert reader.fields["deci.attention.head_count"].contents() == [0, 2]

@@ -86,6 +86,7 @@ class Diagonal(Ledger):
             pairs.append(float(product.flatten() @ self._last[name].flatten()))
             self._last[name].copy_(product)  # in its place: a new tensor would leave a hole
         self.owners.append((piece, slope))
+        return_freed_memory()  # with several threads, gradients leave holes
         self.squared.append(torch.tensor([numbers], dtype=torch.float64))
         if pairs:
             self.pairs.append(torch.tensor([pairs], dtype=torch.float64))

@@ -34,6 +34,7 @@ KNOWN = {
 """Field or parameter → shell completions; other values may be valid too."""
 CHECKS: dict[str, Callable[[Any], str]] = {
     "data": checks.text, "also": checks.text, "merge": checks.saved, "against": checks.saved,
+    "original": checks.saved,
 }  # fmt: skip
 """Field → check of what is typed."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -203,13 +203,20 @@ def in_pieces(
     return Problem(model, batches, loss="causal-lm")
 
 
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Let errors name the option that gave a model."""
+    try:
+        yield
+    except (ArgumentError, RunError) as error:
+        raise type(error)(str(error).replace("MODEL:", f"{option}:", 1)) from error
+
+
 def _other(source: str, subject: Subject) -> nn.Module:
     """Load the model to merge with: of the same shapes, function and vocabulary."""
-    try:
+    with naming("--merge"):
         second, saved = load_saved(source, "causal-lm")
         vocabularies = subject.tokenizer, saved.tokenizer()
-    except (ArgumentError, RunError) as error:
-        raise type(error)(str(error).replace("MODEL:", "--merge:", 1)) from error
     model: Any = subject.model
     shapes = [{n: p.shape for n, p in m.named_parameters()} for m in (model, second)]
     if shapes[0] != shapes[1]:
@@ -231,11 +238,9 @@ def _stored(source: str, subject: Subject) -> tuple[dict[str, Tensor], list[str]
     model: Any = plain_model(subject.model)
     # tied matrices twice, since the copy may store both
     parameters = {n: p.detach().cpu() for n, p in model.named_parameters(remove_duplicate=False)}
-    try:
+    with naming("--against"):
         stored = stored_weights(source, [*parameters])
         config = Saved.at(source).config
-    except (ArgumentError, RunError) as error:
-        raise type(error)(str(error).replace("MODEL:", "--against:", 1)) from error
     if any(stored[name].shape != p.shape for name, p in parameters.items()):
         raise ArgumentError(
             f"--against: {source} has weights of other sizes than {subject.name}; give a quantised "
@@ -469,11 +474,6 @@ def _summary(
         allocation = bill.allocate(bits=settings.allocate)
         allocation.save(folder / "allocation.csv")
         summary |= {"asked": settings.allocate, "bits": allocation.total.bits}
-        # the widest edit of all matrices within the requested bits, not the mean that was reached
-        bits = {name: bill.sum(names).bits or 99.0 for name, names in sets.items()}
-        within = [name for name in sets if bits[name] <= settings.allocate]
-        if within:
-            summary["uniform"] = max(within, key=bits.__getitem__).removeprefix("all, ")
         sets["allocation"] = allocation.names
         summary["shares"] = allocation.to_rows()
     else:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks import export, storage
@@ -28,14 +28,16 @@ from hessblocks.inspection.pricing import (
     drawn_batches,
     finished,
     in_pieces,
+    naming,
     note_history,
     stored_bill,
     stored_weights,
 )
-from hessblocks.inspection.subject import Subject
-from hessblocks.models import load_saved
+from hessblocks.inspection.subject import Subject, other_tokens
+from hessblocks.models import Saved, load_saved
 from hessblocks.progress import Progress
 from hessblocks.settings import BUDGETS, SIZES, QuantisingSettings, make
+from hessblocks.statistics import mean_and_error
 from hessblocks.tensor_formats import FUSED, KINDS, MIXES, as_rows, formats, library, mix
 from hessblocks.training import claimed, resolve_device
 
@@ -100,6 +102,8 @@ def measure_quantise(
         subject = Subject(name=saved.name, model=placed(device, model), tokenizer=tokenizer)
         text, held_out = drawn_batches(subject, texts, settings, settings.check)
         target = _Target.of(settings, subject.model, source, tokenizer)
+        if settings.original:
+            _check_tokens(settings.original, subject)
     told = note_history(settings, model.config, tokenizer, progress, target.replacements())
     stem = f"quantise-{subject.name.replace('/', '-')}"
     folder = Path(out or Path("runs", f"{stem}-{settings.label}"))
@@ -114,14 +118,14 @@ def measure_quantise(
         "file": str(file),
         "device": device,
     }
-    free = [*BUDGETS, "file"]
+    free = [*BUDGETS, "file", "original"]
     drawn = {name: value for name, value in config.items() if name not in free}
     problem = in_pieces(subject.model, text["input_ids"], settings.samples)
     if file.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise ArgumentError(
             f"--out: {folder} lies in FILE, which is replaced; give another folder."
         )
-    written = {name: config[name] for name in free}
+    written = {name: config[name] for name in free if name != "original"}
     ours = _was_written(folder, file, written)
     before = finished(folder, config, free) if ours else {}
     if file.exists() and not ours:
@@ -146,14 +150,55 @@ def measure_quantise(
         other = in_pieces(subject.model, held_out)
         with progress.stage("measurement"):
             measured = bill.together(chosen.names, other, stored).to_rows()[0]
+            apart = _apart_from(settings.original, subject, stored, held_out)
         del stored  # a copy of the model
         summary: dict[str, Any] = {"command": "quantise", "model": subject.name, "file": str(file)}
-        summary["told"] = told
+        summary |= {"told": told, "original": apart}
         summary |= _summary(bill, chosen, measured, target, other, file, folder, progress)
         storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
     return {**summary, "out": str(folder)}
+
+
+def _check_tokens(original: str, subject: Subject) -> None:
+    """Refuse an original that does not read the same text, before anything is computed."""
+    with naming("--original"):
+        tokenizer = Saved.at(original).tokenizer()
+    if differing := other_tokens((subject.tokenizer, tokenizer)):
+        raise ArgumentError(
+            f"--original: {original} has another {differing[0]} than {subject.name}; give the "
+            "model that it was made from."
+        )
+
+
+def _apart_from(
+    original: str | None,
+    subject: Subject,
+    stored: Mapping[str, Float[Tensor, "..."]],
+    windows: Int[Tensor, "windows tokens"],
+) -> dict[str, Any]:
+    """Measure the KL divergence from the original: to the model, and to the file."""
+    if original is None:
+        return {}
+    with naming("--original"):
+        first, saved = load_saved(original, "causal-lm")
+    model, rows = plain_model(subject.model), []
+    device = next(model.parameters()).device
+    placed(device.type, first)
+    windows = windows.to(device)
+    with torch.no_grad():
+        for window in windows.split(1):
+            before = first(input_ids=window).logits[:, :-1].double().log_softmax(-1)
+            row = []
+            for weights in ({}, {n: w.to(device) for n, w in stored.items()}):
+                outputs = torch.func.functional_call(model, weights, (), {"input_ids": window})
+                after = outputs.logits[:, :-1].double().log_softmax(-1)
+                row.append(float((before.exp() * (before - after)).sum(-1).mean()))
+            rows.append(row)
+    model_kl, file_kl = (mean_and_error(column) for column in zip(*rows, strict=True))
+    keys = ("model", "model_error", "measured", "measured_error")
+    return {"name": saved.name, **dict(zip(keys, (*model_kl, *file_kl), strict=True))}
 
 
 def _digest(file: Path) -> str:

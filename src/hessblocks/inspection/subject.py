@@ -131,22 +131,33 @@ def other_function(first: Any, second: Any, tokenizers: Sequence[Any]) -> list[s
         tokenizers: their tokenisers; None for one that has none.
 
     Returns:
-        Names of entries of the configurations; `vocabulary`; or `tokenizer`, where merges or the
-        way in which text is split give other tokens.
+        Names of entries of the configurations, and what `other_tokens` returns.
     """
     left, right = (dict(_entries(config.to_dict(), "")) for config in (first, second))
     names = [name for name in {**left, **right} if not _alike(left.get(name), right.get(name))]
+    return [*names, *other_tokens(tokenizers)]
+
+
+def other_tokens(tokenizers: Sequence[Any]) -> list[str]:
+    """Name what makes two tokenisers give different tokens, if they do.
+
+    Args:
+        tokenizers: the tokenisers; None for one that is missing.
+
+    Returns:
+        `vocabulary`, or `tokenizer` where merges or the way in which text is split differ.
+    """
     if None in tokenizers:
-        return names
+        return []
     model, other = tokenizers
     if model.get_vocab() != other.get_vocab():
-        return [*names, "vocabulary"]
+        return ["vocabulary"]
     # a GGUF file lacks the flags of added tokens, which no text holds but by their spelling
     added = {*model.added_tokens_decoder} & {*other.added_tokens_decoder}
     some = {*range(0, len(model), 1 + len(model) // MOST_WORDS)} - added
     text = SPLIT + " ".join(model.decode([number]) for number in sorted(some))
     own, theirs = (_ids(tokenizer, text) for tokenizer in tokenizers)
-    return names + ["tokenizer"] * (own != theirs)
+    return ["tokenizer"] * (own != theirs)
 
 
 def _ids(tokenizer: Any, text: str) -> Any:

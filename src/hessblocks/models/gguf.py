@@ -127,6 +127,8 @@ def check_gguf(path: Path) -> Any:
         )
     for key in NEEDED[: 2 if kind == "mamba" else 3]:
         size = values.get(f"{kind}.{key}")
+        if isinstance(size, list):  # one for each layer
+            raise _unread(path, f"{kind}.{key}", size)
         if not isinstance(size, int) or size < 1:
             raise RunError(
                 f"MODEL: {path}: {kind}.{key}: expected a whole number from 1 on, got {size}; copy "

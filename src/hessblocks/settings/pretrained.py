@@ -225,6 +225,9 @@ class QuantisingSettings:
     """The same in bits of the file for each weight."""
     nats: Annotated[float | None, above_0("nats per token")] = None
     """Largest forecast of the KL, in nats per token; the file is as small as it allows."""
+    original: str | None = None
+    """Model that MODEL was made from, as by `hessblocks simplify`: the KL from it is measured too.
+    """
     check: Annotated[int, at_least(2)] = 12
     """Other windows of the text, to measure the file and its neighbours on."""
     samples: Annotated[int, at_least(2)] = 32

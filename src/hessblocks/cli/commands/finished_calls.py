@@ -14,7 +14,7 @@ from hessblocks.storage import HOLDER, LOCK, environment, read_object, sha256, w
 
 FINISHED = "finished.json"
 """Note in a run folder of a finished call: what it depends on, what it wrote and what it said."""
-MODELS, TEXTS = ("source", "model", "merge", "against"), ("data", "also")
+MODELS, TEXTS = ("source", "model", "merge", "against", "original"), ("data", "also")
 """Arguments that may be paths."""
 PACKAGE, GGUF = Path(__file__).parents[2], ("gguf", "libgguf")
 
