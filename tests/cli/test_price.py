@@ -542,6 +542,8 @@ def test_a_cache_is_priced_head_by_head_with_a_recipe(
     given = ["price", model, "--data", tmp_path / "text.txt", *FEW, "--tokens", "40"]
     outcome = shell(*given, "--cache", "4", "--check", "1", "--out", out)
     assert outcome.status == 0, outcome.errors
+    cost = r"^32 changes: 6 forward and 6 backward .*; about [\d.]+ s of processor time, "
+    assert re.search(cost, outcome.errors, re.M)
     found = rows(out / "bill.csv")
     assert len(found) == 2 * 2 * 2 * 4  # layers, heads, keys and values, grids
     assert {row["bits"] for row in found} == {"4.0"}

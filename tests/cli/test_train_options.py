@@ -102,7 +102,7 @@ def test_each_optimiser_has_its_own_defaults() -> None:
 
 
 def test_train_and_compare_have_the_same_options() -> None:
-    own = {"PRESET", "--presets", "--seeds", "--tune"}
+    own = {"PRESET", "--presets", "--seeds", "--tune", "--curvature", "--no-curvature"}
     names = [options(command).keys() - own for command in ("train", "compare")]
     assert names[0] == names[1]
     assert len(names[0]) > 25

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from hessblocks.models import Saved, fingerprint, load_saved, stored_within, sto
 from hessblocks.progress import Progress
 from hessblocks.quiet import without_bars
 from hessblocks.settings import PricingSettings, QuantisingSettings, make
-from hessblocks.training import claimed, resolve_device
+from hessblocks.training import claimed, resolve_device, working_seconds
 
 Settings = PricingSettings | QuantisingSettings
 SHOWN = 60
@@ -50,6 +51,8 @@ PRODUCT = 1.3e-9
 SECANTS = 2.2
 """Passes over the text for the way to changes of eight roles: 17 over an eighth of it, some twice.
 """
+ROUNDING = 1.5
+"""Cost of a pass with rounded activations, in plain ones (measured)."""
 HELD = 8
 """Most gradients that `hb.price` holds at once."""
 INPUTS = "inputs."
@@ -391,15 +394,12 @@ def announced(
     Returns:
         A sentence.
     """
-    if not any(change.new for change in changes.values()):
-        passes = f"{settings.sequences} forward and {settings.samples} backward passes at least"
-        passes += f", one of each for every window of the text; then about {measured:.0f} forward"
-        return f"{len(changes)} changes: {passes} passes over other text for the check"
+    weights = {name: change for name, change in changes.items() if change.new}  # or activations
     # else gradients are kept, a few at a time
-    diagonal = getattr(settings, "against", "") or all(c.format for c in changes.values())
+    diagonal = getattr(settings, "against", "") or all(c.format for c in weights.values())
     parameters, making, wall = problem.parameters, 0.0, time.perf_counter()
-    on_cpu = next(iter(parameters.values())).device.type == "cpu"
-    clock = time.process_time if on_cpu else time.perf_counter
+    on_cpu = (device := next(iter(parameters.values())).device.type) == "cpu"
+    clock = partial(working_seconds, device)
     begin = clock()
     with problem.computing(), torch.no_grad():
         first = next(iter(make_plan(problem, twice=False, most_rows=1).passes))
@@ -408,7 +408,7 @@ def announced(
             problem.forward(first, parameters, twice=False)
     forward = (clock() - start) * sum(problem.batches.rows)
     kinds: dict[str, list[Change]] = {}
-    for change in changes.values():
+    for change in weights.values():
         kinds.setdefault(change.how, []).append(change)
     for several in kinds.values():
         least = min(several, key=lambda change: change.size)
@@ -420,19 +420,19 @@ def announced(
         making += rate * sum(change.size for change in several)
     pieces = -(-settings.sequences // max(1, settings.sequences // settings.samples))
     backward = -(-settings.samples // pieces) * pieces * (1 if diagonal else 2)
-    entries = sum(parameters[n].numel() for n in {n for c in changes.values() for n in c.new})
-    again = 1 + 4 / len(kinds) if diagonal else 2 + backward / HELD
+    entries = sum(parameters[n].numel() for n in {n for c in weights.values() for n in c.new})
+    again = 1 + 4 / max(1, len(kinds)) if diagonal else 2 + backward / HELD
     products = PRODUCT * entries * backward if diagonal else 0
-    times = 1 + 2 * backward / pieces + SECANTS + measured
+    times = 1 + 2 * backward / pieces + (SECANTS + measured if weights else ROUNDING * measured)
     seconds = forward * times + making * again + products
-    peak = (3 if diagonal else HELD) * 4 * entries
+    peak = in_units((3 if diagonal else HELD) * 4 * entries)
+    held = f", and at most {peak} for gradients besides model and passes" if weights else ""
     slower = (time.perf_counter() - wall) / max(clock() - begin, 1e-9)
     waited = f" of processor time, {duration(seconds * slower)} at what this process gets now"
     return (
         f"{len(changes)} changes: {pieces} forward and {backward} backward passes over pieces of "
         f"the text, {measured:.3g} over other text for the check; about {duration(seconds)}"
-        f"{waited if on_cpu else ''}, and at most {in_units(peak)} for gradients besides model and "
-        "passes"
+        f"{waited if on_cpu else ''}{held}"
     )
 
 

@@ -46,7 +46,6 @@ from hessblocks.settings.run_settings import (
     TrainingSettings,
     TunedSettings,
     check_place,
-    chooses,
     heads_refusal,
     is_due,
 )

@@ -43,7 +43,7 @@ class CurvatureInspection(InspectionSettings):
     seed: Seed = 0
     """Random seed of a preset's weights, of the windows and of the probes."""
     groups: tuple[str, ...] = ("*",)
-    """Patterns of group names, with commas, such as '*.attention.query'."""
+    """Roles such as query, or names as tables print them, with * and ?; with commas."""
     level: Annotated[str, OneOf(("role", "head", "expert", "tensor"))] = "role"
     """Granularity of the parameter groups: role, head, expert or tensor."""
     parts: tuple[Part, ...] = PARTS
