@@ -323,7 +323,7 @@ def stored_bill(
         The priced changes.
     """
     path, identity = folder / "draws.safetensors", storage.identity_of(drawn)
-    needed = {"secants", "ruling"} if activations_of([*changes.values()]) else {"secants"}
+    needed = {"secants", "growth"} if activations_of([*changes.values()]) else {"secants"}
     if path.exists() and needed <= (tensors := storage.read_tensors(path, identity)).keys():
         sizes = tuple(tensors.pop("relative_sizes").tolist())
         secants = json.loads(bytes(tensors.pop("secants").tolist()))
@@ -444,11 +444,9 @@ def _summary(
         sets[f"all, {change.how}"] = (*sets.get(f"all, {change.how}", ()), change.name)
     rows = sorted(bill.to_rows(), key=lambda row: -row["forecast"])
     summary: dict[str, Any] = {"bill": rows[:SHOWN], "samples": len(bill.draws.pieces)}
-    summary["form"] = "mixture" if bill.draws.scales is None else "diagonal"
-    if settings.cache or settings.activations:
-        summary["form"] = "diagonal"
-    if settings.against:
-        summary["form"] = "moments"
+    weights_alone = not (settings.cache or settings.activations)
+    form = "mixture" if weights_alone and bill.draws.scales is None else "diagonal"
+    summary["form"] = "moments" if settings.against else form
     if settings.allocate is not None:
         allocation = bill.allocate(bits=settings.allocate)
         allocation.save(folder / "allocation.csv")
@@ -462,7 +460,7 @@ def _summary(
         summary["shares"] = allocation.to_rows()
     else:
         (folder / "allocation.csv").unlink(missing_ok=True)
-    if settings.cache or settings.activations:
+    if not weights_alone:
         summary["what"] = "keys, values and inputs" if settings.activations else "keys and values"
     if settings.cache:
         sets |= recipes(bill, sets, settings.cache)
