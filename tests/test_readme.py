@@ -34,6 +34,7 @@ def blocks(language: str, page: str = README) -> list[str]:
 
 def test_the_readme_is_read_in_a_few_minutes() -> None:
     assert len(README.split()) <= 600
+    assert "hb.extreme_eigenvalues(" in README
     visible = re.sub(r"```.*?```|\]\([^)]*\)|<[^>]*>", " ", README, flags=re.DOTALL)
     numbers = re.findall(r"(?<![\w.])\d[\d.,]*", visible)
     assert len(numbers) <= 0.03 * len(visible.split())

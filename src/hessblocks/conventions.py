@@ -1,5 +1,7 @@
-"""Shared conventions: the ignored label, the parts of a Hessian, the types of paths."""
+"""Shared conventions: ignored label, parts of a Hessian, names of groups, types of paths."""
 
+import re
+from fnmatch import fnmatchcase
 from os import PathLike
 from typing import Literal
 
@@ -17,3 +19,15 @@ SYMBOLS: dict[Part, str] = {"outer": "H_o", "functional": "H_f", "full": "H"}
 
 PARTS: tuple[Part, ...] = ("outer", "functional", "full")
 """All parts, in the order of tables and figures."""
+
+LAYERS = re.compile(r"layers\.(\d+)(?:-(\d+))?\.(.+)")
+"""Name of a group in a layer, or of equal ones in several layers: `layers.0-3.attention.key`."""
+
+
+def selects(pattern: str, name: str, role: str = "") -> bool:
+    """Tell whether a pattern selects a group: its role, its name with * and ?, or layers as 0-3."""
+    several, single = LAYERS.fullmatch(pattern), LAYERS.fullmatch(name)
+    if several and several[2] and single:
+        inside = int(several[1]) <= int(single[1]) <= int(several[2])
+        return inside and fnmatchcase(single[3], several[3])
+    return role == pattern != "" or fnmatchcase(name, pattern)

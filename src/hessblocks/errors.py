@@ -75,10 +75,26 @@ def unknown_name(kind: str, name: str, choices: Iterable[str]) -> ArgumentError:
         >>> print(unknown_name("preset", "sas-q", ["sas-p", "pre-ln"]))
         preset: 'sas-q' is unknown; did you mean 'sas-p'? Known: sas-p, pre-ln.
     """
+    names = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(repr(names[match]) for match in near)}?" if near else "."
+    return ArgumentError(f"{kind}: {name!r} is unknown{hint} Known: {', '.join(names.values())}.")
+
+
+def choice_of(kind: str, name: object, choices: Iterable[str]) -> str:
+    """Find the choice that a name means in lower or upper case; refuse an unknown name.
+
+    Returns:
+        The choice: 'Q6_K' for 'q6_k'.
+
+    Raises:
+        ArgumentError: there is none of this name.
+    """
     names = list(choices)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(repr(match) for match in near)}?" if near else "."
-    return ArgumentError(f"{kind}: {name!r} is unknown{hint} Known: {', '.join(names)}.")
+    for choice in names:
+        if choice.lower() == str(name).lower():
+            return choice
+    raise unknown_name(kind, str(name), names)
 
 
 def check_name(kind: str, name: str, choices: Iterable[str]) -> None:

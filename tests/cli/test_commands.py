@@ -51,10 +51,20 @@ def test_compare_shows_a_table_the_report_and_the_shares_of_time(
         )
         assert len(re.findall(r"[\d,.]+(?:e[+-]\d+)?", row)) >= 6
     assert re.match(r"\s*After 6 steps the held-out loss of pre-ln is", outcome.output)
-    assert "attention.key of layers 0, 1" in outcome.output  # zero at initialisation, named
+    assert "layers.0-1.attention.key" in outcome.output  # zero at initialisation, named
     assert re.search(r"\d+ s: data \d+ %, report \d+ %", outcome.output.replace("\n", " "))
     assert f"report  {compared / 'report.html'}" in outcome.output
     assert re.search(r"next    hessblocks compare .* --seeds 3$", outcome.output, re.M)
+
+
+def test_compare_leaves_curvature_out(shell: Shell, tmp_path: Path) -> None:
+    outcome = shell.compare(tmp_path / "out", *FEW, "--no-curvature")
+    assert outcome.status == 0
+    assert re.search(r"^2 runs: about .* s for training of processor time$", outcome.errors, re.M)
+    assert "curvature" not in outcome.errors
+    assert not re.search("heterogeneity|curvature", outcome.output.partition("report  ")[0])
+    again = shell.compare(tmp_path / "out", *FEW, "--no-curvature")
+    assert "runs: about" not in again.errors
 
 
 def test_json_is_one_object_with_what_was_measured(shell: Shell, compared: Path) -> None:

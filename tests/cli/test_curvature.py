@@ -3,6 +3,7 @@ input."""
 
 import csv
 import json
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -75,10 +76,42 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gpt2(tmp_path_factory.mktemp("model") / "tiny-gpt2")
 
 
+@pytest.mark.parametrize("level", ["role", "head", "tensor"])
+def test_every_group_that_is_printed_can_be_typed_again(
+    shell: Shell, tmp_path: Path, level: str
+) -> None:
+    sas = ["preset:sas", tmp_path / "out", *PRESET, "--level", level]
+    outcome = measure(shell, *sas)
+    assert outcome.status == 0, outcome.errors
+    lines = outcome.output.splitlines()
+    (start,) = (i for i, line in enumerate(lines) if line.split()[:1] == ["group"])
+    printed = [line.split()[0] for line in lines[start + 2 :][: len(load_curvature(sas[1]).norms)]]
+    zeros = re.search(r"zero curvature \(outer\): (.*)", outcome.output)
+    assert set(printed) == set(load_curvature(sas[1]).norms)
+    model = hb.build("sas", depth=2, width=8, heads=2, vocab_size=260, context=6)
+    problem = Problem(model, {"input_ids": torch.zeros(1, 6, dtype=torch.int64)}, "causal-lm")
+    groups = parameter_groups(model, level)
+    whole = groups | parameter_groups(model)  # gains that no head has alone keep the role's name
+    for name in printed:
+        assert list(hb.select_groups(groups, name)) == [name]
+        assert hb.Hessian(problem, name).rows.views == whole[name].views
+    if level == "role":
+        assert zeros
+        assert zeros[1] == "layers.0-1.attention.key"
+        typed = ["--groups", zeros[1], "--parts", "outer"]
+        assert measure(shell, sas[0], tmp_path / "two", *PRESET, *typed).status == 0
+        found = load_curvature(tmp_path / "two")
+        assert list(found.norms) == list(hb.select_groups(groups, "key"))  # the role's name
+        assert hb.OuterProduct(problem, zeros[1]).shape == (2 * 64, 2 * 64)
+
+
 def test_the_run_folder_holds_every_group_part_and_pair(shell: Shell, tmp_path: Path) -> None:
     outcome = preset(shell, tmp_path / "out", "--map", "--groups", "layers.0.*")
     assert outcome.status == 0, outcome.errors
     assert "heterogeneity of full" in outcome.output
+    told = [line for line in outcome.errors.splitlines() if "processor time" in line]
+    assert len(told) == 1
+    assert re.fullmatch(r"in all about [\d.]+ s of processor time at most", told[0])
     rows = table(tmp_path / "out" / "results.csv")
     norms = [row for row in rows if row["quantity"] == "frobenius_norm"]
     groups = {row["group"] for row in norms}

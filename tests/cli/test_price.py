@@ -22,6 +22,7 @@ from hessblocks.errors import ArgumentError
 from hessblocks.inspection import pricing
 from hessblocks.inspection.subject import other_function
 from hessblocks.progress import Progress
+from hessblocks.report.pretrained_pages import price_headline
 from hessblocks.settings import PricingSettings
 from tests.cli.helpers import Outcome, Shell, sentence
 from tests.models.gguf_files import SMOL, byte_level
@@ -295,7 +296,8 @@ def test_an_allocation_is_compared_with_uniform_bits_of_its_budget(
     settings = PricingSettings(round=(3, 4), allocate=4.0, check=0)
     found = pricing._summary(replace(bill), None, settings, tmp_path, Progress())
     assert 3 < found["bits"] < found["asked"] == 4
-    assert found["uniform"] == "4 bits"
+    (first, *_) = price_headline(found)
+    assert re.match(r"At 3\.\d+ bits .* would cost .* at 4 bits, .* at 3 bits\.", first)
 
 
 def test_formats_are_priced_with_embedding_and_head(
@@ -313,7 +315,10 @@ def test_formats_are_priced_with_embedding_and_head(
     bits = sum(float(row["bytes"]) for row in allocation) * 8
     assert bits <= 6 * sum(float(row["size"]) for row in allocation)
     assert re.search("would cost .* at mlx:4", " ".join(outcome.output.split()))
-    assert "takes rounding errors for independent" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "takes rounding errors for independent" in page
+    for said in (outcome.errors, page):
+        assert re.findall("2 of 16 matrices have rows that mlx:(.) does not", said) == ["2", "4"]
 
     unknown = shell(*given[:-1], tmp_path / "other", "--formats", "mlx:9")
     assert re.search(r"'mlx:9'.*mlx:8", sentence(unknown))
@@ -524,7 +529,7 @@ def test_another_seed_gives_other_windows_and_other_draws(
     for number, one in enumerate(settings[:2]):
         folder = place / f"seed {number}"
         folder.mkdir()
-        bills.append(pricing.stored_bill(problem, changes, one, folder, {}, Progress(), 0.0))
+        bills.append(pricing.stored_bill(problem, changes, one, [folder], {}, Progress(), 0.0))
     assert seeds == [0, 1]
     assert not torch.equal(bills[0].draws.along, bills[1].draws.along)
 
@@ -537,6 +542,8 @@ def test_a_cache_is_priced_head_by_head_with_a_recipe(
     given = ["price", model, "--data", tmp_path / "text.txt", *FEW, "--tokens", "40"]
     outcome = shell(*given, "--cache", "4", "--check", "1", "--out", out)
     assert outcome.status == 0, outcome.errors
+    cost = r"^32 changes: 6 forward and 6 backward .*; about [\d.]+ s of processor time, "
+    assert re.search(cost, outcome.errors, re.M)
     found = rows(out / "bill.csv")
     assert len(found) == 2 * 2 * 2 * 4  # layers, heads, keys and values, grids
     assert {row["bits"] for row in found} == {"4.0"}

@@ -138,6 +138,10 @@ def test_again_costs_nothing_and_another_size_no_samples(
     again = [*words(place, str(tmp_path / "other.gguf"))[:-1], out]
     outcome = shell(*again, "--bits", "9")
     assert outcome.status == 0, outcome.errors
+    first = out / "report-model.gguf.html"
+    assert first.read_bytes() == (place / "out" / "report.html").read_bytes()
+    assert f"the page of {place / 'model.gguf'} is now {first}" in outcome.errors
+    assert "other.gguf" in (out / "report.html").read_text()
     size = (tmp_path / "other.gguf").stat().st_size
     assert 8 * size <= 9 * tiny_llama().num_parameters()
     outcome = shell(*again[:2], tmp_path / "third.gguf", *again[3:], "--nats", "0.001")
@@ -193,6 +197,39 @@ def test_a_simplified_model_is_measured_against_the_model_it_was_made_from(
     assert outcome.status == 2
     assert "--original: " in sentence(outcome)
     assert "vocabulary" in sentence(outcome)
+
+
+def test_each_size_has_a_folder_by_default_and_all_share_the_samples(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [*words(place, str(tmp_path / "x.gguf"))[:-2]]
+    assert shell(*given, *MIX).status == 0
+    monkeypatch.setattr(bills, "Diagonal", None)
+    page = Path("runs/quantise-tiny-IQ4_NL/report.html").read_bytes()
+    given[2] = str(tmp_path / "y.gguf")
+    outcome = shell(*given, "--bits", "9")
+    assert outcome.status == 0, outcome.errors
+    assert Path("runs/quantise-tiny-IQ4_NL/report.html").read_bytes() == page
+    assert "y.gguf" in Path("runs/quantise-tiny-9-bits/report.html").read_text()
+    for name, size in (("x.gguf", ["--size-of", "iq4_nl"]), ("y.gguf", ["--bits", "9.0"])):
+        given[2] = str(tmp_path / name)
+        assert "nothing is measured again" in shell(*given, *size).errors
+
+
+def test_a_size_is_named_in_lower_or_upper_case(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bills, "Diagonal", None)
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    outcome = shell(*words(place, str(tmp_path / "six.gguf"))[:-1], out, "--size-of", "q6_k")
+    assert outcome.status == 0, outcome.errors
+    found = rows(out / "files.csv")
+    assert float(found["Q6_K"]["measured"]) > 0
+    fallback = "Q6_K: as llama.cpp does for rows that are no multiple of 256, Q8_0 for Q6_K in 15 t"
+    for said in (outcome.errors, outcome.output, (out / "report.html").read_text()):
+        assert fallback in " ".join(said.split())
+    assert 0 <= int(found["Q6_K"]["bytes"]) - int(found["this file"]["bytes"]) < 1e4
 
 
 def test_an_equal_call_reads_its_folder_and_one_with_any_other_file_is_measured(
@@ -295,7 +332,8 @@ def test_a_file_that_differs_from_what_was_priced_is_reported(
         ("x.gguf", ["--nats", "1e-9"], "nats: expected at least"),
         ("x.gguf", ["--size-of", "Q9"], "--size-of: .*'Q9'.*IQ4_NL"),
         ("x.bin", MIX, r"FILE: --to gguf writes a name that ends in .gguf"),
-        ("x.gguf", [*MIX, "--to", "torchao"], "FILE: --to torchao writes a folder"),
+        ("x.gguf", ["--bits", "8", "--to", "torchao"], "FILE: --to torchao writes a folder"),
+        ("x", [*MIX, "--to", "torchao"], "--size-of: 'IQ4_NL' is unknown. Known: torchao:8, bf16"),
         ("text.txt.gguf", MIX, "exists already; remove it"),
     ],
 )

@@ -78,6 +78,7 @@ SLIPS = {
     "trian sas": 'Unknown command "trian"',
     # what is written
     f"{QUANTISE}": "--size-of: give one of --size-of, --bytes, --bits, --nats",
+    f"{QUANTISE} --size-of q4km": "--size-of: 'q4km' is unknown; did you mean 'Q4_K_M'",
     f"{QUANTISE} --bytes 90X": "--bytes: expected a size such as 90M, got '90X'",
     "quantise model new.bin --data code.txt --size-of Q4_0": "FILE: --to gguf writes a name that",
     "train sas --out code.txt": "--out: code.txt cannot be written .*code.txt is a file",

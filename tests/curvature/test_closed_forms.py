@@ -141,7 +141,7 @@ def test_an_activation_module_is_swapped_inside_and_as_before_outside(module: An
     x = torch.randn(4, 6, dtype=torch.float64)
     expected = derivatives(model, [x])
     with evaluation_mode(model), ClosedForms(watch := Watch()):
-        swap_activations(model, watch)
+        swap_activations(model.modules(), watch)
         found = derivatives(model, [x])
         graph = str(model(x.requires_grad_()).grad_fn)
     assert "_Pointwise" in graph
@@ -205,7 +205,7 @@ def test_activations_of_modules_are_swapped_and_put_back(module: nn.Module) -> N
     x = torch.linspace(-3, 3, 7, dtype=torch.float64, requires_grad=True)
     expected = module(x)
     with evaluation_mode(module):
-        swap_activations(module, Watch())
+        swap_activations(module.modules(), Watch())
         found = module(x)
         assert "_Pointwise" in str(found.grad_fn)
     assert "_Pointwise" not in str(module(x).grad_fn)

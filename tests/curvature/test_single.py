@@ -77,6 +77,10 @@ def test_a_product_alone_is_that_of_several(change: str, kind: Any) -> None:
     assert float((alone - expected).norm()) < bound * float(expected.norm())
 
 
+def test_a_layer_norm_that_the_forward_pass_differentiates_has_its_third_derivative() -> None:
+    assert hb.check_derivatives(problem_of(slope)).verdict == "right"
+
+
 RANDOM: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda hidden: F.dropout(hidden, 0.5),
     "own generator": lambda hidden: hidden * torch.rand(5, generator=GENERATOR).double(),

@@ -157,11 +157,14 @@ UNSEEN = {
 """Changes that `kept` does not see, as docs/curvature.md says."""
 
 
-@pytest.mark.parametrize("change", [*sorted(CHANGES.keys() - UNSEEN), "order of a bias"])
+@pytest.mark.parametrize(
+    "change", [*sorted(CHANGES.keys() - UNSEEN), "order of a bias", "data of a buffer"]
+)
 def test_a_model_that_changes_inside_of_a_block_is_refused(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = stir(Tempered())
+    model.layers.append(nn.BatchNorm1d(4).double().eval())
     operator = hb.Hessian(hb.Problem(model, [(X, Y)], loss="classification"))
     vector = torch.ones(operator.shape[0]).double()
     with operator.kept():
@@ -169,6 +172,8 @@ def test_a_model_that_changes_inside_of_a_block_is_refused(
         if change == "order of a bias":
             bias = model.layers[2].bias
             bias.data.copy_(bias.data.flip(0).clone())
+        elif change == "data of a buffer":  # which has a version of its own
+            model.layers[3].running_var.data.mul_(2)
         elif change == "forward of a part":
             model.layers[1].forward = torch.sigmoid
         else:

@@ -142,7 +142,9 @@ def test_a_shared_setting_is_made_once() -> None:
 
     shared = CountedContext(setting)
     for _ in range(2):
-        with shared, shared:
+        with shared:
+            with shared:
+                pass
             assert made[-1] == "in"
     assert made == ["in", "out"] * 2
 

@@ -67,7 +67,8 @@ def test_a_small_model_is_measured_whole_with_three_eigenvalues(
     (values,) = results.eigenvalues.values()
     exact = torch.linalg.eigvalsh(hb.Hessian(hb.Problem(model, BATCH)).dense())
     assert [one.value for one in values] == pytest.approx(exact.flip(0)[:3].tolist(), rel=1e-2)
-    (line,) = notes.lines
+    line, told = notes.lines
+    assert told.startswith("in all about")
     products = sum(min(16, group.size) for group in hb.parameter_groups(model).values())
     gradients = costs.SECOND_ORDER * products
     assert f"{products} products, about {gradients:.0f} gradients" in line
@@ -86,7 +87,8 @@ def test_a_large_model_is_sampled_with_its_map_and_three_eigenvalues(
     assert set(results.cells) == {"outer"}
     assert {norm["outer"].method for norm in results.norms.values()} == {"sampled", "exact"}
     assert [len(values) for values in results.eigenvalues.values()] == [3]
-    (line,) = notes.lines
+    line, told = notes.lines
+    assert told.startswith("in all about")
     groups = hb.parameter_groups(model)
     assert line.startswith(f"map: 64 sampled gradients for all {len(groups)} groups: 64 products")
 
@@ -109,7 +111,7 @@ def test_without_second_derivatives_h_o_is_sampled_and_a_line_says_why(
     results, notes = measured(model, tmp_path)
     assert results.parts == ("outer",)
     assert not results.eigenvalues
-    assert notes.lines[1:] == ["no eigenvalues: no second derivative of this attention"]
+    assert notes.lines[1:2] == ["no eigenvalues: no second derivative of this attention"]
 
 
 def test_eigenvalues_that_do_not_fit_the_memory_are_reported(

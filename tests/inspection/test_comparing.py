@@ -1,11 +1,18 @@
 """Blocks compared from Python."""
 
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import hessblocks as hb
 from hessblocks.errors import ArgumentError
+from hessblocks.progress import Progress
+from hessblocks.report import write_report
 
 TINY = {
     "depth": 1,
@@ -36,6 +43,50 @@ def test_blocks_of_the_user_are_compared_under_their_names(text: Path, tmp_path:
     model = hb.build(mine, depth=1, vocab_size=300, context=16)
     assert row.value == sum(p.numel() for p in model.parameters())
     assert found.rates == dict.fromkeys(blocks, 0.01)
+
+
+class Clock(Progress):
+    """Keeps notes, and processor seconds of stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[tuple[str, frozenset[str]]] = []
+        self.spent: Counter[str] = Counter()
+
+    def note(self, text: str) -> None:
+        self.notes.append((text, frozenset(self.spent)))
+
+    @contextmanager
+    def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
+        start = time.process_time()
+        with super().stage(name, detail, total):
+            yield
+        self.spent[name.partition(" ")[0]] += time.process_time() - start
+
+
+def test_the_cost_is_told_before_and_curvature_can_be_left_out(text: Path, tmp_path: Path) -> None:
+    sample = hb.settings.CurvatureSettings(sequences=8, tokens=16, probes=8)
+    sizes = TINY | {"steps": 30, "depth": 2, "width": 64, "sample": sample}
+    clock, names = Clock(), ["pre-ln", "sas"]
+    hb.compare(names, out=tmp_path / "out", data=text, progress=clock, **sizes)
+    ((told, before),) = [entry for entry in clock.notes if "runs: about" in entry[0]]
+    assert before == {"plan"}
+    seconds = re.findall(r"([\d.]+) s for (training|curvature)", told)
+    assert [kind for _, kind in seconds] == ["training", "curvature"]
+    for number, kind in seconds:
+        assert clock.spent[kind] / 3 < float(number) < 3 * clock.spent[kind], (told, clock.spent)
+    assert told.endswith("of processor time; --no-curvature leaves the last out")
+
+    clock = Clock()
+    hb.compare(names, out=tmp_path / "out", data=text, progress=clock, **sizes)
+    assert not clock.notes  # nothing is left to do
+    few = sizes | {"curvature": False, "steps": 3}
+    found = hb.compare(names, out=tmp_path / "two", data=text, progress=clock, **few)
+    assert "curvature" not in clock.spent
+    assert not found.select("frobenius_norm")
+    assert not found.missing
+    page = write_report(tmp_path / "two").read_text()
+    assert "Heterogeneity before" not in page
 
 
 @pytest.mark.parametrize(

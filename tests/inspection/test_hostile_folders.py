@@ -41,6 +41,7 @@ COMMANDS = {
 }
 
 FEW = ["--sequences", "1", "--tokens", "4"]
+TINY = {"depth": 1, "width": 8, "heads": 2, "vocab_size": 11, "context": 8}
 
 
 class Bomb:
@@ -61,9 +62,7 @@ def _no_curvature_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    hb.build("pre-ln", depth=1, width=8, heads=2, vocab_size=11, context=8).save_pretrained(
-        tmp_path / "model"
-    )
+    hb.build("pre-ln", **TINY).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -131,6 +130,11 @@ def test_pickled_weights_are_not_opened(
     assert "Traceback" not in said
     assert (status == 0) == beside
     assert beside or "safetensors" in said
+    if not beside:  # nor harmless ones
+        (folder / "seal.json").unlink(missing_ok=True)
+        torch.save(hb.build("pre-ln", **TINY).state_dict(), folder / "pytorch_model.bin")
+        with pytest.raises((hb.RunError, hb.ArgumentError), match="safetensors"):
+            hb.load(folder)
 
 
 def test_the_traps_work(folder: Path, tmp_path: Path) -> None:

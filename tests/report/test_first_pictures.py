@@ -102,7 +102,7 @@ def test_the_allocation_stands_between_its_neighbours() -> None:
         | {"forecast_error": 0.0}
         for name, (bits, nats) in costs.items()
     ]
-    summary = {"together": rows, "uniform": "3 bits", "bits": 3.5}
+    summary = {"together": rows, "asked": 3.5, "bits": 3.5}
     (first, *_) = pretrained_pages.price_headline(summary)
     assert first == (
         "At 3.5 bits on average the allocation is expected to cost 0.150 nats per token; "
@@ -118,5 +118,5 @@ def test_the_headline_of_price_says_which_bits_were_asked_for(asked: float, word
         {"name": name, "forecast": 0.1, "forecast_error": 0.01, "measured": None, "outside": ""}
         for name in ("allocation", "all, 4 bits")
     ]
-    summary = {"together": rows, "uniform": "4 bits", "bits": 4.0, "asked": asked}
+    summary = {"together": rows, "bits": 4.0, "asked": asked}
     assert price_headline(summary)[0].startswith(words)

@@ -1,6 +1,7 @@
 """Loss curves: means over seeds as long as all of them train."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,15 @@ def test_a_mean_curve_ends_where_a_seed_diverged(tmp_path: Path) -> None:
     assert held_out["sas"].y[-1] == pytest.approx(mean)
     assert "sas (diverged at step 100)" in drawing.legend
     assert "sas diverged (seed 1); its curve ends there" in drawing.caption
+
+
+def test_without_losses_there_is_no_figure(tmp_path: Path) -> None:
+    made = Folder(presets=("sas",), layers=1)
+    comparison = compare_results(load_results(made.write(tmp_path)))
+    others = tuple(curve for curve in comparison.curves if curve.quantity != "loss")
+    others = others or tuple(replace(curve, quantity="gain") for curve in comparison.curves)
+    assert others
+    assert loss_figure(replace(comparison, curves=others), "steps") is None
 
 
 @pytest.mark.parametrize(

@@ -309,6 +309,10 @@ def test_zero_groups_are_named_under_the_table_and_in_the_caption(tmp_path) -> N
         group = f"layers.{layer}.attention.key"
         made.change(lambda row: row.update(value=0.0), preset="sas", stage="initial", group=group)
     text = write_report(made.write(tmp_path)).read_text()
-    words = "Exactly zero and left out: attention.key of layers 0–2 (sas before training)."
+    words = "Exactly zero and left out: layers.0-2.attention.key (sas before training)."
+    said = headline(load_results(tmp_path))
+    before, after = (line for line in said if "curvature of sas" in line)
+    assert re.search(r"in sas without layers.0-2.attention.key, exactly zero there\)", before)
+    assert "without" not in after  # the ratio after training is of these groups too
     assert text.count(words) == 2
     assert "Points on the line 0 are exactly zero." in text

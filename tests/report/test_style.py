@@ -173,7 +173,7 @@ def test_an_estimate_is_shown_to_the_digit_of_its_interval(value, low, high, tex
 def test_names_of_the_same_group_are_gathered() -> None:
     groups = [f"layers.{layer}.attention.key" for layer in (0, 1, 2, 5)]
     assert short_names([*groups, "layers.1.norm", "head"]) == (
-        "attention.key of layers 0–2, 5, norm of layer 1, head"
+        "layers.0-2.attention.key, layers.5.attention.key, layers.1.norm, head"
     )
 
 

@@ -88,9 +88,10 @@ def test_one_pass_corrects_what_the_layers_before_did(name: str) -> None:
         for one in (whole, single)
     ]
     assert errors[0] < 0.97 * errors[1]
+    assert errors[1] < 0.3
 
 
-def test_a_refit_is_not_ruled_by_one_token() -> None:
+def test_a_refit_is_not_ruled_by_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens count by 1 / ‖state‖²: an attention sink does not spoil the others."""
     model = model_of("llama")
     with torch.no_grad():
@@ -98,10 +99,17 @@ def test_a_refit_is_not_ruled_by_one_token() -> None:
     text = ids(30).clamp(min=1)
     text[:, 0] = 0
     states = Pass(model, text)
-    made = one_pass(model, states, {n: LayerChange(units=6) for n in range(3)})
-    after = Pass(made, text).states[-1]
-    missed = (after - states.states[-1]).square().mean(-1) / states.states[-1].square().mean(-1)
-    assert missed[:, 1:].median() < 0.5
+    wanted, changes = states.states[-1], {n: LayerChange(units=6) for n in range(3)}
+
+    def missed() -> torch.Tensor:
+        after = Pass(one_pass(model, states, changes), text).states[-1]
+        shares = (after - wanted).square().mean(-1) / wanted.square().mean(-1)
+        return shares[:, 1:]
+
+    ours = missed()
+    assert ours.median() < 0.5
+    monkeypatch.setattr("hessblocks.simplify.change._weights", lambda s: torch.ones_like(s[..., 0]))
+    assert ours.mean() < 0.95 * missed().mean()
 
 
 def test_even_plans_leave_a_model_of_the_family(tmp_path) -> None:

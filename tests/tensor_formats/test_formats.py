@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import hessblocks as hb
 from hessblocks.errors import ArgumentError
+from hessblocks.settings import SIZES
 from hessblocks.tensor_formats import KINDS, MIXES, format, mix
 from hessblocks.tensor_formats.floats import E2M1, NORMAL
 
@@ -170,6 +172,44 @@ def test_the_mixes_of_smollm2_have_the_sizes_of_llama_cpps_files(name: str, bits
     chosen, own = mix(name, found), hb.formats()
     size = sum(own[kind].bytes(found[tensor]) for tensor, kind in chosen.items())
     assert 8 * size / sum(map(math.prod, found.values())) == pytest.approx(bits, abs=2e-3)
+
+
+CHOSEN = {
+    "Q2_K_S": "Q2_K:21 Q4_0:120 Q4_K:3 Q5_0:24 Q8_0:1",
+    "Q2_K": "Q3_K:24 Q4_0:120 Q5_0:24 Q8_0:1",
+    "Q3_K_S": "Q3_K:24 Q4_0:144 Q8_0:1",
+    "Q3_K_M": "Q4_0:96 Q4_K:23 Q5_0:46 Q5_1:2 Q5_K:1 Q8_0:1",
+    "Q3_K_L": "Q4_0:96 Q5_1:48 Q5_K:24 Q8_0:1",
+    "IQ4_XS": "IQ4_NL:120 IQ4_XS:24 Q5_1:24 Q8_0:1",
+    "Q4_0": "Q4_0:165 Q4_1:3 Q8_0:1",
+    "IQ4_NL": "IQ4_NL:144 Q5_1:24 Q8_0:1",
+    "Q4_1": "Q4_1:168 Q8_0:1",
+    "Q4_K_S": "Q4_K:21 Q5_0:140 Q5_1:4 Q5_K:3 Q8_0:1",
+    "Q4_K_M": "Q4_K:12 Q5_0:132 Q6_K:12 Q8_0:13",
+    "Q5_0": "Q5_0:165 Q5_1:3 Q8_0:1",
+    "Q5_1": "Q5_1:168 Q8_0:1",
+    "Q5_K_S": "Q5_1:144 Q5_K:24 Q8_0:1",
+    "Q5_K_M": "Q5_1:132 Q5_K:12 Q6_K:12 Q8_0:13",
+    "Q6_K": "Q6_K:24 Q8_0:145",
+    "Q8_0": "Q8_0:169",
+}
+"""Mix → numbers of types that llama.cpp 0.5.0 chose, with an importance matrix, for 24 layers with
+rows of 288 and 512 entries and four query heads a key head."""
+
+
+def test_mixes_are_those_of_llama_cpp_itself() -> None:
+    pytest.importorskip("gguf")
+    found = shapes(288, 24, heads=4) | {f"blk.{i}.ffn_down.weight": (288, 512) for i in range(24)}
+    for name in MIXES:
+        counted = Counter(kind.removeprefix("gguf:") for kind in mix(name, found).values())
+        assert " ".join(f"{kind}:{n}" for kind, n in sorted(counted.items())) == CHOSEN[name], name
+    assert tuple(MIXES) == SIZES["gguf"]  # repeated there without torch
+
+
+def test_formats_are_found_in_lower_case_and_near_names_are_told() -> None:
+    assert hb.in_format("GGUF:q4_k").how == "gguf:Q4_K"
+    with pytest.raises(ArgumentError, match=r"'q4_k' is unknown; did you mean .*'gguf:Q4_K'"):
+        hb.in_format("q4_k")
 
 
 def test_every_mix_fits_rows_of_blocks() -> None:

@@ -28,7 +28,7 @@ from hessblocks.bill.tapping import attention_tensors, tapped
 from hessblocks.curvature import Batch, Gradients, Problem, SampledPass, plain_model
 from hessblocks.errors import ArgumentError, RunError, check_name, check_whole, unknown_name
 from hessblocks.linalg import working_dtype
-from hessblocks.tensor_formats import Format, formats
+from hessblocks.tensor_formats import Format, format_of
 
 BLOCK = 32
 """Tokens that share a scale of a channel, as in KIVI (2402.02750); the last, incomplete block of a
@@ -130,10 +130,7 @@ def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[
             fewest = BLOCK if per == "channel" else exact + 1
             yield Grid(how + tail, kind, partial(levels, bits=kind), exact, by_place, fewest)
             continue
-        registered = formats()
-        form = registered.get(kind) if isinstance(kind, str) else kind
-        if not isinstance(form, Format):
-            raise unknown_name("format", str(kind), registered)
+        form = format_of(kind)
         if not form.fits((1, width)):
             raise ArgumentError(f"{name}: {form.name} cannot hold rows of {width} entries")
         bits = 8 * form.bytes((1, width)) / width

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.errors import ArgumentError, check_whole, unknown_name
-from hessblocks.tensor_formats import Format, formats
+from hessblocks.errors import ArgumentError, check_whole
+from hessblocks.tensor_formats import Format, format_of
 
 Cut = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
 """Function from a whole parameter to its edited entries."""
@@ -100,11 +100,7 @@ def in_format(
         >>> changes["weight, mlx:4"].bits  # scale and bias of each 64 entries counted
         4.5
     """
-    known = formats()
-    chosen = known.get(format) if isinstance(format, str) else format
-    if not isinstance(chosen, Format):
-        raise ArgumentError(unknown_name("format", str(format), known))
-    own = chosen
+    own = format_of(format)
 
     def new(old: Tensor, name: str, cut: Cut) -> Tensor:
         return own.rounded(old, (importance or {}).get(name))

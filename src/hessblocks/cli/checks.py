@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -215,6 +214,8 @@ def device(name: str) -> str:
     """Check that a device is known, and is not cuda where torch is built for CPUs."""
     if name not in ("auto", "cpu", "cuda"):
         return f"expected auto, cpu or cuda, got {name!r}."
+    from importlib.metadata import version
+
     lacking = name == "cuda" and version("torch").endswith("+cpu")
     return "this machine has no usable cuda device; use --device cpu." if lacking else ""
 

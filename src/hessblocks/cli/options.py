@@ -26,6 +26,7 @@ KNOWN = {
     "presets": PRESETS,
     "device": ("auto", "cpu", "cuda"),
     "report_to": settings.TRACKERS,
+    "size_of": settings.SIZES["gguf"],
     "position": ("learned", "sinusoidal", "rotary", "no"),
     "parts": PARTS,
     "curvature_groups": settings.ROLES,

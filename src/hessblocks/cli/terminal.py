@@ -99,7 +99,8 @@ def comparison_table(comparison: report.Comparison) -> report.Table:
     """Make the table of a comparison, one block per row."""
     columns, rows = report.table(COLUMNS, comparison.rows)
     if (reference := comparison.results.reference) is not None:
-        rows.append(("bigram table", "", "", "", f"{reference:.3f}"))
+        bigrams = {"block": "bigram table", "loss\nat end": f"{reference:.3f}"}
+        rows.append(tuple(bigrams.get(name, "") for name in columns))
     return columns, rows
 
 

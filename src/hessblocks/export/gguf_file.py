@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers import modeling_gguf_pytorch_utils as hf_names
 
 from hessblocks.conventions import AnyPath
-from hessblocks.errors import ArgumentError, RunError, check_name
+from hessblocks.errors import ArgumentError, RunError, choice_of
 from hessblocks.export.deci import DECI, deci_fields, deci_tensors
 from hessblocks.models import HessblocksForCausalLM, names_once, open_gguf, split_name
 from hessblocks.storage import atomic_path
@@ -387,7 +387,7 @@ def to_gguf(
         ...
         hessblocks.errors.ArgumentError: --to gguf: layer 0 is not one of Llama's: its ...
     """
-    check_name("kind", kind, TYPES)
+    kind = choice_of("kind", kind, TYPES)
     deci_fields(model)  # refuse other layers before the file is read
     saved = isinstance(vocabulary, str | Path)
     header = header_of(str(vocabulary) if saved else "", model, None if saved else vocabulary)

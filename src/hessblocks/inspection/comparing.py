@@ -27,6 +27,7 @@ def compare(
     data: AnyPath | None = None,
     vocab_size: int = DEFAULT_VOCABULARY,
     seeds: Sequence[int] = (0,),
+    curvature: bool = True,
     device: str = "auto",
     progress: Progress | None = None,
     finish: Callable[[Path], object] | None = None,
@@ -41,6 +42,7 @@ def compare(
         data: file or folder of text; None: Python's standard library.
         vocab_size: size of the vocabulary learnt from the data.
         seeds: random seeds; each block is trained once with each seed.
+        curvature: whether to measure curvature before and after training.
         device: auto, cpu or cuda.
         progress: shows stages and steps.
         finish: called with the folder at the end, such as `hessblocks.report.write_report`.
@@ -92,7 +94,7 @@ def compare(
         model=replace(model, blocks=tuple(written.items())),
         training=training.of_each,
         tune=training.tune,
-        curvature=observation.sample,
+        curvature=observation.sample if curvature else None,
         observation=observation,
         device=resolve_device(device),
     )

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from hessblocks import curvature, linalg, storage
 from hessblocks.conventions import PARTS, Part
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import ArgumentError, RunError, duration
 from hessblocks.inspection.spending import Spending, Subjects
 from hessblocks.malloc import return_freed_memory
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
 from hessblocks.theory import AttentionHessian
+from hessblocks.training import working_seconds
 
 OPERATORS = dict(
     zip(PARTS, (curvature.OuterProduct, curvature.Functional, curvature.Hessian), strict=True)
@@ -84,6 +85,7 @@ class CurvatureRun:
         Raises:
             RunError: a loss or a product is not finite, or a file is damaged or cannot be written.
         """
+        self._clock = [(0.0, self._seconds())]  # and after the first two reports
         store, identity = storage.mended_store(self.folder), storage.identity_in(self.folder)
         records: dict[str, GroupRecord] = {}
         run = {"preset": self.name, "seed": self.settings.seed}
@@ -92,7 +94,8 @@ class CurvatureRun:
         names = [*self.groups, *([WHOLE] if self._has_whole else [])]
         keys = {name: storage.group_key(identity, name) for name in names}
         costs = self._costs([name for name in names if store.get(keys[name]) is None])
-        with self.progress.stage("curvature", self.name, math.ceil(sum(costs.values()))):
+        self._total = sum(costs.values())
+        with self.progress.stage("curvature", self.name, math.ceil(self._total)):
             for name, key in keys.items():
                 stored = store.get(key) or store.add(key, [{**self._measure(name), "loss": loss}])
                 (records[name],) = stored.rows
@@ -115,8 +118,23 @@ class CurvatureRun:
         return costs
 
     def _show(self, gradients: float) -> None:
-        """Show the cost of the finished groups and of the present one so far."""
-        self.progress.step(math.floor(self._done + gradients), None)
+        """Show the cost of finished groups and of the present one so far; tell the time once."""
+        done = self._done + gradients
+        self.progress.step(math.floor(done), None)
+        if len(self._clock) < 3 and done > self._clock[-1][0]:
+            self._clock.append((done, self._seconds()))
+            if len(self._clock) == 3:  # fixed costs end with the first report
+                (_, begun), (first, then), (_, now) = self._clock
+                seconds = then - begun + (now - then) / (done - first) * (self._total - first)
+                unit = " of processor time" if self._device == "cpu" else ""
+                self.progress.note(f"in all about {duration(seconds)}{unit} at most")
+
+    @property
+    def _device(self) -> str:
+        return next(iter(self.problem.parameters.values())).device.type
+
+    def _seconds(self) -> float:
+        return working_seconds(self._device)
 
     @property
     def problem(self) -> curvature.Problem:

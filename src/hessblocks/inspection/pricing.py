@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ from hessblocks.models import Saved, fingerprint, load_saved, stored_within, sto
 from hessblocks.progress import Progress
 from hessblocks.quiet import without_bars
 from hessblocks.settings import PricingSettings, QuantisingSettings, make
-from hessblocks.training import claimed, resolve_device
+from hessblocks.training import claimed, resolve_device, working_seconds
 
 Settings = PricingSettings | QuantisingSettings
 SHOWN = 60
@@ -49,6 +51,8 @@ PRODUCT = 1.3e-9
 SECANTS = 2.2
 """Passes over the text for the way to changes of eight roles: 17 over an eighth of it, some twice.
 """
+ROUNDING = 1.5
+"""Cost of a pass with rounded activations, in plain ones (measured)."""
 HELD = 8
 """Most gradients that `hb.price` holds at once."""
 INPUTS = "inputs."
@@ -115,6 +119,7 @@ def measure_price(
         every += [*map(in_format, settings.formats), *([merged(merging)] if merging else [])]
         edits = {edit.how: edit for edit in every}
         changes = change_each(model, *edits.values()) if several else {}
+        clauses = _unfitting(subject.model, settings.formats, changes)
         stored, moved = _stored(settings.against, subject) if settings.against else ({}, [])
         if stored:
             edits = {AS_STORED: replace(merged(stored, weight=1.0), how=AS_STORED)}
@@ -122,7 +127,10 @@ def measure_price(
             changes = change_each(groups, *edits.values())
         if rounding:
             changes = rounded_activations(model, settings)
-    told = note_history(settings, model.config, tokenizer, progress, moved)
+    if moved:
+        names = f"{', '.join(moved[:5])}{', …' * (len(moved) > 5)}"
+        clauses = [f"the copy's {names} differ by up to {ROUNDED:.0%} too, which is in no number"]
+    told = note_history(settings, model.config, tokenizer, progress, clauses)
     what = "cache" if rounding else "price"
     folder = Path(out or Path("runs", f"{what}-{subject.name.replace('/', '-')}"))
     config = {
@@ -143,7 +151,7 @@ def measure_price(
     with claimed(folder, config, free=["allocate"]):
         check = min(settings.check, len(changes))
         measured = check + 1 + 2 * (len(config["edits"]) + 1) if check else 0
-        bill = stored_bill(problem, changes, settings, folder, drawn, progress, measured)
+        bill = stored_bill(problem, changes, settings, [folder], drawn, progress, measured)
         bill.save(folder / "bill.csv")
         if not summary:
             told += [bill.ruling] if bill.ruling else []
@@ -259,8 +267,21 @@ def _stored(source: str, subject: Subject) -> tuple[dict[str, Tensor], list[str]
     return matrices, [n for n in differ if n not in matrices]
 
 
+def _unfitting(
+    model: nn.Module, formats: Sequence[str], changes: Mapping[str, Change]
+) -> list[str]:
+    """Say for how many matrices a format does not fit the rows, so that they stay as they are."""
+    matrices = sum(parameter.ndim > 1 for parameter in plain_model(model).parameters())
+    counts = Counter(change.how for change in changes.values() for _ in change.new)
+    return [
+        f"{matrices - count} of {matrices} matrices have rows that {how} does not fit; they stay"
+        for how, count in counts.items()
+        if how.lower() in map(str.lower, formats) and count < matrices
+    ]
+
+
 def note_history(
-    settings: Settings, config: Any, tokenizer: Any, progress: Progress, moved: Sequence[str] = ()
+    settings: Settings, config: Any, tokenizer: Any, progress: Progress, clauses: Sequence[str]
 ) -> list[str]:
     """Note and return what the numbers are of.
 
@@ -269,10 +290,10 @@ def note_history(
         config: configuration of the model, with the types that its matrices were stored in.
         tokenizer: its tokeniser.
         progress: takes the notes.
-        moved: norms and biases in which a quantised copy differs.
+        clauses: further clauses.
 
     Returns:
-        Clauses: stored bits, edits that are not below them, what is merged, how windows begin.
+        All clauses: stored bits, edits that are not below them, what is merged, how windows begin.
     """
     clause = stored_words(config)
     notes = [f"{clause}; their rounding is in every number"] if clause else []
@@ -289,9 +310,7 @@ def note_history(
             )
     if getattr(settings, "merge", None):
         notes.append("merging averages the matrices alone; embeddings, norms and biases stay")
-    if moved:
-        names = f"{', '.join(moved[:5])}{', …' * (len(moved) > 5)}"
-        notes.append(f"the copy's {names} differ by up to {ROUNDED:.0%} too, which is in no number")
+    notes += clauses
     if clause := start_words(tokenizer, settings.bare):
         notes.append(clause)
     for clause in notes:
@@ -303,7 +322,7 @@ def stored_bill(
     problem: Problem,
     changes: Mapping[str, Change],
     settings: Settings,
-    folder: Path,
+    folders: Sequence[Path],
     drawn: Mapping[str, Any],
     progress: Progress,
     measured: float,
@@ -314,7 +333,7 @@ def stored_bill(
         problem: model and text.
         changes: changes to price.
         settings: numbers of windows and of samples.
-        folder: run folder.
+        folders: run folder, then folders whose samples may be the same.
         drawn: what the samples depend on, of config.json.
         progress: takes the cost, and shows the stage.
         measured: passes over other text that follow, in those over `problem`'s.
@@ -322,9 +341,14 @@ def stored_bill(
     Returns:
         The priced changes.
     """
-    path, identity = folder / "draws.safetensors", storage.identity_of(drawn)
+    path, *others = [folder / "draws.safetensors" for folder in folders]
+    identity = storage.identity_of(drawn)
     needed = {"secants", "growth"} if activations_of([*changes.values()]) else {"secants"}
-    if path.exists() and needed <= (tensors := storage.read_tensors(path, identity)).keys():
+    tensors = storage.read_tensors(path, identity) if path.exists() else {}
+    for other in others:
+        with suppress(RunError):
+            tensors = tensors or storage.read_tensors(other, identity)
+    if needed <= tensors.keys():
         sizes = tuple(tensors.pop("relative_sizes").tolist())
         secants = json.loads(bytes(tensors.pop("secants").tolist()))
         weights = {name: tensors.pop(name) for name in [*tensors] if name.startswith(INPUTS)}
@@ -370,15 +394,12 @@ def announced(
     Returns:
         A sentence.
     """
-    if not any(change.new for change in changes.values()):
-        passes = f"{settings.sequences} forward and {settings.samples} backward passes at least"
-        passes += f", one of each for every window of the text; then about {measured:.0f} forward"
-        return f"{len(changes)} changes: {passes} passes over other text for the check"
+    weights = {name: change for name, change in changes.items() if change.new}  # or activations
     # else gradients are kept, a few at a time
-    diagonal = getattr(settings, "against", "") or all(c.format for c in changes.values())
+    diagonal = getattr(settings, "against", "") or all(c.format for c in weights.values())
     parameters, making, wall = problem.parameters, 0.0, time.perf_counter()
-    on_cpu = next(iter(parameters.values())).device.type == "cpu"
-    clock = time.process_time if on_cpu else time.perf_counter
+    on_cpu = (device := next(iter(parameters.values())).device.type) == "cpu"
+    clock = partial(working_seconds, device)
     begin = clock()
     with problem.computing(), torch.no_grad():
         first = next(iter(make_plan(problem, twice=False, most_rows=1).passes))
@@ -387,7 +408,7 @@ def announced(
             problem.forward(first, parameters, twice=False)
     forward = (clock() - start) * sum(problem.batches.rows)
     kinds: dict[str, list[Change]] = {}
-    for change in changes.values():
+    for change in weights.values():
         kinds.setdefault(change.how, []).append(change)
     for several in kinds.values():
         least = min(several, key=lambda change: change.size)
@@ -399,19 +420,19 @@ def announced(
         making += rate * sum(change.size for change in several)
     pieces = -(-settings.sequences // max(1, settings.sequences // settings.samples))
     backward = -(-settings.samples // pieces) * pieces * (1 if diagonal else 2)
-    entries = sum(parameters[n].numel() for n in {n for c in changes.values() for n in c.new})
-    again = 1 + 4 / len(kinds) if diagonal else 2 + backward / HELD
+    entries = sum(parameters[n].numel() for n in {n for c in weights.values() for n in c.new})
+    again = 1 + 4 / max(1, len(kinds)) if diagonal else 2 + backward / HELD
     products = PRODUCT * entries * backward if diagonal else 0
-    times = 1 + 2 * backward / pieces + SECANTS + measured
+    times = 1 + 2 * backward / pieces + (SECANTS + measured if weights else ROUNDING * measured)
     seconds = forward * times + making * again + products
-    peak = (3 if diagonal else HELD) * 4 * entries
+    peak = in_units((3 if diagonal else HELD) * 4 * entries)
+    held = f", and at most {peak} for gradients besides model and passes" if weights else ""
     slower = (time.perf_counter() - wall) / max(clock() - begin, 1e-9)
     waited = f" of processor time, {duration(seconds * slower)} at what this process gets now"
     return (
         f"{len(changes)} changes: {pieces} forward and {backward} backward passes over pieces of "
         f"the text, {measured:.3g} over other text for the check; about {duration(seconds)}"
-        f"{waited if on_cpu else ''}, and at most {in_units(peak)} for gradients besides model and "
-        "passes"
+        f"{waited if on_cpu else ''}{held}"
     )
 
 
@@ -451,11 +472,6 @@ def _summary(
         allocation = bill.allocate(bits=settings.allocate)
         allocation.save(folder / "allocation.csv")
         summary |= {"asked": settings.allocate, "bits": allocation.total.bits}
-        # the widest edit of all matrices within the requested bits, not the mean that was reached
-        bits = {name: bill.sum(names).bits or 99.0 for name, names in sets.items()}
-        within = [name for name in sets if bits[name] <= settings.allocate]
-        if within:
-            summary["uniform"] = max(within, key=bits.__getitem__).removeprefix("all, ")
         sets["allocation"] = allocation.names
         summary["shares"] = allocation.to_rows()
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -35,16 +36,12 @@ from hessblocks.inspection.pricing import (
 from hessblocks.inspection.subject import Subject, other_tokens
 from hessblocks.models import Saved, load_saved
 from hessblocks.progress import Progress
-from hessblocks.settings import BUDGETS, QuantisingSettings, make
+from hessblocks.settings import BUDGETS, SIZES, QuantisingSettings, make
 from hessblocks.statistics import mean_and_error
 from hessblocks.tensor_formats import FUSED, KINDS, MIXES, as_rows, formats, library, mix
 from hessblocks.training import claimed, resolve_device
 
-FORMATS = {
-    "gguf": tuple(f"gguf:{kind}" for kind in KINDS),
-    "compressed-tensors": (*(f"compressed-tensors:{bits}" for bits in range(2, 9)), "bf16"),
-    "torchao": ("torchao:8", "bf16"),  # it stores 2 to 4 bits in 8
-}
+FORMATS = {**SIZES, "gguf": tuple(f"gguf:{kind}" for kind in KINDS)}
 """Target → the formats that are priced for it."""
 NAMED = 700
 """Bytes for each tensor in the header of a safetensors file, at most."""
@@ -75,7 +72,7 @@ def measure_quantise(
         data: file or folder of text.
         file: GGUF file or folder to write.
         out: run folder, new or of the same call, except that the size may differ; by default
-            runs/quantise-MODEL.
+            runs/quantise-MODEL-SIZE.
         device: cpu, cuda or auto.
         progress: shows the estimated cost first, then stages.
         finish: called with the folder at the end.
@@ -93,7 +90,7 @@ def measure_quantise(
     Cost:
         One forward and one backward pass over the text, packing of each weight in each format, and
         a forward pass over other text for each file. Samples are stored, so that another size
-        costs the last alone.
+        costs the last alone, in the same folder or in that by default.
     """
     progress, settings = progress or Progress(), make(QuantisingSettings, options)
     device, file = resolve_device(device), Path(file)
@@ -107,8 +104,10 @@ def measure_quantise(
         target = _Target.of(settings, subject.model, source, tokenizer)
         if settings.original:
             _check_tokens(settings.original, subject)
-    told = note_history(settings, model.config, tokenizer, progress)
-    folder = Path(out or Path("runs", f"quantise-{subject.name.replace('/', '-')}"))
+    told = note_history(settings, model.config, tokenizer, progress, target.replacements())
+    stem = f"quantise-{subject.name.replace('/', '-')}"
+    folder = Path(out or Path("runs", f"{stem}-{settings.label}"))
+    others = [] if out else sorted(folder.parent.glob(f"{glob.escape(stem)}*"))
     config = {
         "command": "quantise",
         "source": source,
@@ -138,8 +137,10 @@ def measure_quantise(
             return {**before, "out": str(folder)}
         files = 2 if settings.size_of else 3  # this one, and the mixes beside it
         passes = files * 2 * settings.check / settings.sequences  # before and after, for each
-        bill = stored_bill(problem, target.changes, settings, folder, drawn, progress, passes)
+        places = [folder, *others]
+        bill = stored_bill(problem, target.changes, settings, places, drawn, progress, passes)
         chosen = target.allocate(bill)
+        _set_page_aside(folder, file, progress)
         with progress.stage("file"):
             packed = chosen.packed()
             chosen.write(file, packed, source=source, tokenizer=tokenizer)
@@ -214,6 +215,15 @@ def _was_written(folder: Path, file: Path, settings: Mapping[str, Any]) -> bool:
     return storage.read_object(note) == {**settings, "digest": _digest(file)}
 
 
+def _set_page_aside(folder: Path, file: Path, progress: Progress) -> None:
+    """Rename the page of another file in the same folder after that file."""
+    page, note = folder / "report.html", folder / WRITTEN
+    name = storage.read_object(note)["file"] if page.is_file() and note.is_file() else str(file)
+    if name != str(file):
+        page = page.rename(folder / f"report-{Path(name).name}.html")
+        progress.note(f"the page of {name} is now {page}")
+
+
 def _size(file: Path) -> int:
     """Count the bytes of a file, or of the weights of a folder; 0 if there is none."""
     file = file / "model.safetensors" if file.is_dir() else file
@@ -272,10 +282,9 @@ class _Target:
         places = {change.place: change for change in self.changes.values()}
         if self.settings.to == "gguf":
             parameters = {self.tensors[parameter][0]: parameter for parameter in places}
-            shapes = {tensor: places[name].views[0].shape for tensor, name in parameters.items()}
             every = {
-                mixed: [f"{parameters[name]}, {kind}" for name, kind in mix(mixed, shapes).items()]
-                for mixed in MIXES
+                name: [f"{parameters[n]}, {kind}" for n, kind in mix(name, self._shapes).items()]
+                for name in MIXES
             }
             return {n: names for n, names in every.items() if {*names} <= {*self.changes}}
         mixes = {}
@@ -283,6 +292,23 @@ class _Target:
             names = {parameter: f"{parameter}, {how}" for parameter in places}
             mixes[how] = [n if n in self.changes else f"{p}, bf16" for p, n in names.items()]
         return mixes
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name of a tensor in a GGUF file → shape."""
+        views = {change.place: change.views[0] for change in self.changes.values()}
+        return {self.tensors[parameter][0]: view.shape for parameter, view in views.items()}
+
+    def replacements(self) -> list[str]:
+        """Say which types replace those of the mix for rows that they do not fit."""
+        if not self.tensors or (name := self.settings.size_of) is None:
+            return []
+        types = mix(name, self._shapes)
+        rules = mix(name, {n: (shape[0], 256) for n, shape in self._shapes.items()})  # all fit
+        pairs = Counter(f"{types[n]} for {rule}" for n, rule in rules.items() if types[n] != rule)
+        words = ", ".join(f"{pair} in {count}" for pair, count in pairs.items())
+        words = f"{name}: as llama.cpp does for rows that are no multiple of 256, {words} tensors"
+        return [words.replace("gguf:", "")] if pairs else []
 
     def allocate(self, bill: Bill) -> Allocation:
         """Choose formats for the size that was asked, or refuse one that is out of reach."""

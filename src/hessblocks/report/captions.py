@@ -1,11 +1,11 @@
 """Format numbers with their errors, names of groups, and common sentences of captions."""
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from hessblocks.conventions import LAYERS
 from hessblocks.figures import LARGE, NEGLIGIBLE, number
 from hessblocks.statistics import Average, Heterogeneity
 
@@ -31,26 +31,18 @@ def seeds_and_error(seeds: Sequence[int], mark: str, single: str) -> str:
 
 
 def short_names(groups: Iterable[str]) -> str:
-    """Join names of groups, with layers of equal ones merged: `attention.key of layers 0–3, 5`."""
+    """Join names of groups, with layers of equal ones merged, as `--groups` takes them."""
     layers: dict[str, list[int]] = defaultdict(list)
     for group in groups:
-        if match := re.fullmatch(r"layers\.([0-9]+)\.(.+)", group):
-            layers[match[2]].append(int(match[1]))
-        else:
-            layers[group] = []
-    return ", ".join(
-        f"{rest} of layer{'s' if len(numbers) > 1 else ''} {_ranges(numbers)}" if numbers else rest
-        for rest, numbers in layers.items()
-    )
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Write whole numbers in order, with three or more consecutive ones as first–last."""
-    places = enumerate(sorted(numbers))  # number − place is constant in consecutive numbers
-    runs = [[n for _, n in run] for _, run in groupby(places, lambda pair: pair[1] - pair[0])]
-    return ", ".join(
-        f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
-    )
+        match = LAYERS.fullmatch(group)
+        layers[match[3] if match else group] += [int(match[1])] if match else []
+    names = []
+    for rest, numbers in layers.items():
+        places = enumerate(sorted(numbers))  # number − place is constant in consecutive numbers
+        runs = [[n for _, n in run] for _, run in groupby(places, lambda pair: pair[1] - pair[0])]
+        spans = ["-".join(map(str, dict.fromkeys((run[0], run[-1])))) for run in runs]
+        names += [f"layers.{span}.{rest}" for span in spans] or [rest]
+    return ", ".join(names)
 
 
 def ratio_text(ratio: Heterogeneity[Average] | None, missing: str = "") -> str:

@@ -62,7 +62,7 @@ def write_curvature_report(folder: AnyPath) -> Path:
             {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": picture}
             for name, picture in pictures.items()
         ],
-        largest=", ".join(short_names([name]) for name in results.by_size()[:3]),
+        largest=", ".join(results.by_size()[:3]),
         outside="; ".join(
             f"{plain_math(name)} {norm_text(results.norms[name][part])}" for name in outside
         ),

@@ -12,7 +12,7 @@ from hessblocks.errors import RunError
 from hessblocks.escape import shell_line
 from hessblocks.figures import number
 from hessblocks.report import templates
-from hessblocks.report.captions import ratio_text, with_error
+from hessblocks.report.captions import ratio_text, short_names, with_error
 from hessblocks.report.comparison import (
     MOMENTS,
     Comparison,
@@ -56,7 +56,7 @@ def write_report(folder: AnyPath) -> Path:
     columns = {
         name: column
         for name, column in cells.items()
-        if name not in SETTINGS or len({*column} - {templates.ABSENT}) > 1
+        if len({*column} - {templates.ABSENT}) > (name in SETTINGS)
     }
     blocks = [folder / "blocks.svg", folder / "blocks-narrow.svg"]
     subject = f"{len(presets)} transformer blocks compared"
@@ -266,7 +266,9 @@ def _clauses(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
     if len(names) > SEVERAL:
         ends = (find(names, key=lambda name: ratios[name].ratio.value) for find in (min, max))
         names = list(dict.fromkeys((base, *ends)))
-    return ", ".join(f"{ratio_text(ratios[name]).split()[0]} in {name}" for name in names)
+    left = {name: short_names(ratios[name].zero_groups) for name in names}
+    left = {n: f" without {zero}, exactly zero there" if zero else "" for n, zero in left.items()}
+    return ", ".join(f"{ratio_text(ratios[n]).split()[0]} in {n}{left[n]}" for n in names)
 
 
 def _diverged(rows: Sequence[ComparisonRow]) -> Iterator[str]:

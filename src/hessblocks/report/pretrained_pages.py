@@ -141,15 +141,14 @@ def price_headline(summary: Row) -> tuple[str, ...]:
     first += "; ".join(f"{name}: {nats(row)}" for name, row in rows.items()) + "."
     if summary.get("form") == "moments":
         first = f"The copy is expected to cost {nats(shown[0])} nats per token."
-    if "uniform" in summary:
+    if summary.get("asked"):
         between, bits = ", ", summary["bits"]
         alike = [row for row in shown if row["name"] != "allocation" and row.get("bits")]
         shown = [rows["allocation"], *sorted(alike, key=lambda row: abs(row["bits"] - bits))[:2]]
         costs = [f"{nats(row)} at {row['name'].removeprefix('all, ')}" for row in shown[1:]]
-        requested = summary.get("asked", summary["bits"])
-        short = f" of {requested:g} asked" if abs(requested - summary["bits"]) > 0.05 else ""
+        short = f" of {summary['asked']:g} asked" if abs(summary["asked"] - bits) > 0.05 else ""
         first = (
-            f"At {summary['bits']:.3g} bits{short} on average the allocation is expected to cost "
+            f"At {bits:.3g} bits{short} on average the allocation is expected to cost "
             f"{nats(shown[0])} nats per token; all matrices would cost {', '.join(costs)}."
         )
     if shown[0]["measured"] is not None:

@@ -67,8 +67,11 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 def table(columns: Mapping[str, Callable[[Row], str]], rows: Iterable[Row]) -> Table:
-    """Make headings and cells of rows; `columns` maps each heading to its cell in a row."""
-    return tuple(columns), [tuple(cell(row) for cell in columns.values()) for row in rows]
+    """Make headings and cells of rows, without empty columns; a column maps a row to its cell."""
+    listed = list(rows)
+    cells = {heading: [cell(row) for row in listed] for heading, cell in columns.items()}
+    shown = {heading: column for heading, column in cells.items() if {*column} - {"", ABSENT}}
+    return tuple(shown), list(zip(*shown.values(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from hessblocks.settings.field_marks import (
 )
 from hessblocks.settings.pretrained import (
     BUDGETS,
+    SIZES,
     CurvatureInspection,
     InspectionSettings,
     PricingSettings,
@@ -45,7 +46,6 @@ from hessblocks.settings.run_settings import (
     TrainingSettings,
     TunedSettings,
     check_place,
-    chooses,
     heads_refusal,
     is_due,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.errors import ArgumentError, check_name
+from hessblocks.errors import ArgumentError, check_name, choice_of
 from hessblocks.settings.field_marks import OneOf, Range, Seed, above_0, at_least, check_ranges
 from hessblocks.settings.run_settings import STARTS, BlockSizes
 
@@ -43,7 +43,7 @@ class CurvatureInspection(InspectionSettings):
     seed: Seed = 0
     """Random seed of a preset's weights, of the windows and of the probes."""
     groups: tuple[str, ...] = ("*",)
-    """Patterns of group names, with commas, such as '*.attention.query'."""
+    """Roles such as query, or names as tables print them, with * and ?; with commas."""
     level: Annotated[str, OneOf(("role", "head", "expert", "tensor"))] = "role"
     """Granularity of the parameter groups: role, head, expert or tensor."""
     parts: tuple[Part, ...] = PARTS
@@ -195,6 +195,17 @@ def _set_numbers(settings: Any, name: str, kind: Any, least: float, largest: flo
 
 
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
+LLAMA = (
+    "Q2_K_S Q2_K Q3_K_S Q3_K_M Q3_K_L IQ4_XS Q4_0 IQ4_NL Q4_1 Q4_K_S Q4_K_M Q5_0 Q5_1 Q5_K_S Q5_K_M"
+    " Q6_K Q8_0"
+)
+SIZES = {
+    "gguf": tuple(LLAMA.split()),
+    "compressed-tensors": (*(f"compressed-tensors:{bits}" for bits in range(2, 9)), "bf16"),
+    "torchao": ("torchao:8", "bf16"),  # it stores 2 to 4 bits in 8
+}
+"""Target of `quantise` → what `size_of` may name; llama.cpp's are `tensor_formats.MIXES`, whose
+import loads torch."""
 BUDGETS = ("size_of", "bytes", "bits", "nats")
 """Settings of `quantise` for the size of its file."""
 
@@ -203,7 +214,7 @@ BUDGETS = ("size_of", "bytes", "bits", "nats")
 class QuantisingSettings:
     """Size of the file, what reads it, and the text for the forecasts."""
 
-    to: Annotated[str, OneOf(("gguf", "compressed-tensors", "torchao"))] = "gguf"
+    to: Annotated[str, OneOf(tuple(SIZES))] = "gguf"
     """What reads the file: gguf (llama.cpp), or a folder of compressed-tensors or torchao."""
     size_of: str | None = None
     """Standard mix whose size the file gets, such as IQ4_NL or Q4_K_M; of a folder, a uniform
@@ -231,8 +242,11 @@ class QuantisingSettings:
     """Random seed of the windows and of the samples."""
 
     def __post_init__(self) -> None:
-        """Check the ranges, and the words of `bytes`."""
+        """Check the ranges, and the words of `size_of` and `bytes`."""
         check_ranges(self)
+        if self.size_of is not None:
+            name = choice_of("--size-of", self.size_of, SIZES[self.to])
+            object.__setattr__(self, "size_of", name)
         if self.bytes is not None and not self.budget() > 0:
             raise ArgumentError(f"--bytes: expected a size such as 90M, got {self.bytes!r}.")
 
@@ -248,6 +262,12 @@ class QuantisingSettings:
             number = "only one" if budgets else "one"
             raise ArgumentError(f"--size-of: give {number} of --size-of, --bytes, --bits, --nats.")
         return budgets[0]
+
+    @property
+    def label(self) -> str:
+        """Size as part of a file name, such as IQ4_NL, 90M, 5.3-bits or 0.05-nats."""
+        value, unit = getattr(self, self.asked), self.asked
+        return f"{value:g}-{unit}" if unit in ("bits", "nats") else value.replace(":", "-")
 
     def check_file(self, file: Path) -> None:
         """Refuse a file that is not of the form of `to`, or sizes that are none or several.

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
+from hessblocks.conventions import selects
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.settings import field_marks as marks
 
@@ -209,7 +209,7 @@ class ObservationSettings:
     curvature_every: Annotated[int, NEVER] = 0
     """Steps between measurements of the norms of H, H_o and H_f; 0: never."""
     curvature_groups: tuple[str, ...] = ROLES
-    """Groups to measure curvature of: roles, or names (with * and ?)."""
+    """Groups to measure curvature of: roles, or names as tables print them, with * and ?."""
     sample: CurvatureSettings = field(default_factory=CurvatureSettings)
     """Fixed held-out batch and probes."""
 
@@ -235,12 +235,7 @@ class ObservationSettings:
 
     def chooses(self, name: str, role: str) -> bool:
         """Tell whether the curvature of a group is measured."""
-        return any(chooses(wanted, name, role) for wanted in self.curvature_groups)
-
-
-def chooses(wanted: str, name: str, role: str) -> bool:
-    """Tell whether a role, or a name with * and ?, matches a group."""
-    return role == wanted or fnmatchcase(name, wanted)
+        return any(selects(wanted, name, role) for wanted in self.curvature_groups)
 
 
 def is_due(every: int, step: int, last: int) -> bool:
@@ -415,8 +410,8 @@ class ComparisonSettings(SharedSettings):
     """Names of the blocks, each once."""
     seeds: Sequence[int] = (0,)
     """Random seeds; each block is trained once with each seed."""
-    curvature: CurvatureSettings = field(default_factory=CurvatureSettings)
-    """Batch and probes for curvature before and after training."""
+    curvature: CurvatureSettings | None = field(default_factory=CurvatureSettings)
+    """Batch and probes for curvature before and after training; None: do not measure it."""
     tune: bool = False
     """Whether to search the best learning rate of each block first."""
 

@@ -49,13 +49,15 @@ def llama_format(kind: str) -> Format:
 LLAMA = tuple(map(llama_format, KINDS))
 
 
-MIXES = {
-    "Q2_K": "Q2_K", "Q3_K_M": "Q3_K", "Q4_0": "Q4_0", "IQ4_NL": "IQ4_NL", "Q4_K_S": "Q4_K",
-    "Q4_K_M": "Q4_K", "Q5_0": "Q5_0", "Q5_K_M": "Q5_K", "Q8_0": "Q8_0",
-}  # fmt: skip
+_NAMES = (
+    "Q2_K_S Q2_K Q3_K_S Q3_K_M Q3_K_L IQ4_XS Q4_0 IQ4_NL Q4_1 Q4_K_S Q4_K_M Q5_0 Q5_1 Q5_K_S Q5_K_M"
+    " Q6_K Q8_0"
+)
+MIXES = {name: re.sub("_[SML]$", "", name) for name in _NAMES.split()}
 """Name of a mix → its main type."""
 NARROW = {
-    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
+    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
 }  # fmt: skip
 """Type for rows that its blocks of 256 do not divide."""
 SHARED = 4
@@ -99,21 +101,24 @@ def _in_layer(name: str, role: str, layer: int, layers: int, *, shared: bool) ->
     eighth = layers // 8
     has_more_bits = layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
     larger = {"Q4_K_M": "Q6_K", "Q5_K_M": "Q6_K"} if has_more_bits else {}
+    first = {"Q2_K_S": "Q4_K", "Q4_K_S": "Q5_K", "Q4_0": "Q4_1", "Q5_0": "Q5_1"}
     chosen = {
         "attn_v": {
             "Q2_K": "Q4_K" if shared else "Q3_K",
             "Q3_K_M": "Q5_K" if layer < 2 else "Q4_K",
-            **({"IQ4_NL": "Q5_K"} if shared else {}),
+            "Q3_K_L": "Q5_K",
+            **({"Q2_K_S": "Q4_K", "IQ4_XS": "Q5_K", "IQ4_NL": "Q5_K"} if shared else {}),
             **({"Q4_K_S": "Q5_K"} if layer < 4 else {}),
             **larger,
         },
         "ffn_down": {
             "Q2_K": "Q3_K",
             "Q3_K_M": "Q5_K" if layer < layers // 16 else "Q4_K",
-            **({"Q4_K_S": "Q5_K", "Q4_0": "Q4_1", "Q5_0": "Q5_1"} if layer < eighth else {}),
+            "Q3_K_L": "Q5_K",
+            **(first if layer < eighth else {}),
             **larger,
         },
-        "attn_output": {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K"},
-        "attn_qkv": {"Q3_K_M": "Q4_K", "Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"},
+        "attn_output": {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"},
+        "attn_qkv": {"Q3_K_M": "Q4_K", "Q3_K_L": "Q4_K", "Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"},
     }
     return chosen.get(role, {}).get(name, MIXES[name])

@@ -16,12 +16,12 @@ from hessblocks import storage
 from hessblocks.blocks import BlockConfig
 from hessblocks.conventions import AnyPath
 from hessblocks.data import BIGRAMS, BigramTable, Corpus
-from hessblocks.errors import RunError
+from hessblocks.errors import RunError, duration
 from hessblocks.models import draw_blocks
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, ObservationSettings, RunSettings
 from hessblocks.training.folder import RunFolder, claimed
-from hessblocks.training.following import line_files
+from hessblocks.training.following import line_files, map_seconds
 from hessblocks.training.preparation import Prepared, TrainedSettings, blocks_of, config_of, prepare
 from hessblocks.training.recorder import Recorder
 from hessblocks.training.run import Run
@@ -31,6 +31,8 @@ TUNING_SEED = 1000
 """Seed of the runs that search rates; runs of a comparison should not use it."""
 MIDDLE = {"adamw": -5, "sgd": -1, "muon": -4}
 """Half decade at which the search begins, by optimiser: rates 3e-3, 3e-1, 1e-2."""
+TRIAL = 4
+"""Updates to tell the cost from."""
 FARTHEST = 8
 """Most half decades away from there; a search that goes further fails."""
 
@@ -138,13 +140,21 @@ def tuning_loss(run: RunSettings, prepared: Prepared, progress: Progress | None 
     Returns:
         The last validation loss, in nats per token; infinite if the run diverged.
     """
-    last = math.inf
+    lines = _unsaved(run, prepared, progress)
+    losses = [line["loss"] for line in lines if line["split"] == "validation"]
+    diverged = not losses or any("diverged" in line for line in lines)
+    return math.inf if diverged or not math.isfinite(losses[-1]) else losses[-1]
 
-    def hear(line: dict[str, Any]) -> None:
-        nonlocal last
-        if line["split"] == "validation":
-            last = line["loss"] if math.isfinite(line["loss"]) else math.inf
-        elif progress:
+
+def _unsaved(
+    run: RunSettings, prepared: Prepared, progress: Progress | None = None
+) -> list[storage.JsonLine]:
+    """Train a run without writing any file; return its losses and speeds."""
+    lines: list[storage.JsonLine] = []
+
+    def hear(line: storage.JsonLine) -> None:
+        lines.append(line)
+        if progress and line["split"] == "train":
             progress.step(line["step"], line["loss"])
 
     quiet_run = replace(
@@ -153,11 +163,32 @@ def tuning_loss(run: RunSettings, prepared: Prepared, progress: Progress | None 
         curvature=None,
         observation=ObservationSettings(),
     )
-    recorder = Recorder(quiet_run, listener=hear)
     model = prepared.build(run.preset, run.seed)
     with tempfile.TemporaryDirectory() as unused:
-        recorder.record(make_trainer(model, quiet_run, prepared.corpus, Path(unused)))
-    return math.inf if recorder.divergence else last
+        trainer = make_trainer(model, quiet_run, prepared.corpus, Path(unused))
+        Recorder(quiet_run, listener=hear).record(trainer)
+    return lines
+
+
+def _cost(settings: ComparisonSettings, runs: Sequence[RunSettings], prepared: Prepared) -> str:
+    """Estimate the time of runs, from a few updates and products of the first block."""
+    run, training = runs[0], settings.training
+    few = replace(training, steps=TRIAL, log_every=1, evaluation_sequences=1)
+    lines = _unsaved(replace(run, training=few, report_to="none"), prepared)
+    speed = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line][-1]
+    windows = (training.steps // training.evaluate_every + 2) * training.evaluation_sequences
+    sequences = training.steps * training.batch_size + windows / 3  # forward passes alone
+    each = sequences * settings.model.context / speed
+    clauses = [f"{duration(len(runs) * each)} for training"]
+    if settings.tune:
+        tuning = (duration(times * len(settings.presets) * each) for times in (3, 5))
+        clauses.insert(0, f"{' to '.join(tuning)} for tuning")
+    if settings.curvature:
+        model = prepared.build(run.preset, run.seed)
+        seconds = 2 * len(runs) * map_seconds(model, run, settings.curvature, prepared.corpus)
+        clauses += [f"{duration(seconds)} for curvature before and after"]
+    unit = " of processor time" if settings.device == "cpu" else ""
+    return f"{len(runs)} runs: about {', '.join(clauses)}{unit}"
 
 
 def compare(
@@ -183,6 +214,12 @@ def compare(
         RunError: `out` cannot be written.
     """
     with _opened(settings, corpus, out, command) as (folder, prepared):
+        left = [r for r in settings.runs() if not folder.run(r.preset, r.seed).model.exists()]
+        if left:
+            with progress.stage("plan"):
+                cost = _cost(settings, left, prepared)
+            without = "; --no-curvature leaves the last out" if command == "compare" else ""
+            progress.note(cost + without * bool(settings.curvature))
         rates = tuned_rates(settings, prepared, folder, progress) if settings.tune else None
         runs = settings.runs(rates)
         for run in runs:

@@ -29,7 +29,7 @@ from hessblocks.settings import CurvatureSettings, RunSettings, is_due
 from hessblocks.storage import JsonLine, ResultRow, Tabular, append_line
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import Prepared
-from hessblocks.training.recorder import Recorder
+from hessblocks.training.recorder import Recorder, working_seconds
 
 GroupChoice = (
     Mapping[str, curvature.ParameterGroup]
@@ -126,6 +126,23 @@ def map_rows(
         norms = _norms(batch, sample, curvature.parameter_groups).measure(model)
     run: dict[str, Any] = {"preset": settings.preset, "seed": settings.seed, "stage": stage}
     return [ResultRow(**run, **norm) for norm in norms]
+
+
+def map_seconds(
+    model: nn.Module, settings: RunSettings, sample: CurvatureSettings, corpus: Corpus
+) -> float:
+    """Estimate the seconds of `map_rows`, from its products with the middle group."""
+    model.to(torch.device(settings.device))
+    batch = corpus.curvature_batch(sample.sequences, sample.tokens, sample.seed)
+    every, seconds = curvature.parameter_groups(model), 0.0
+    groups = dict([[*every.items()][len(every) // 2]])
+    with measuring(model):
+        problem = curvature.Problem(model, batch, "causal-lm")
+        for _ in range(2):  # the first call is slower
+            start = working_seconds(settings.device)
+            curvature.group_norms(problem, groups, probes=sample.probes)
+            seconds = working_seconds(settings.device) - start
+    return seconds * len(every)
 
 
 @contextmanager

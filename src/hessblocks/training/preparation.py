@@ -15,11 +15,12 @@ from transformers.modeling_utils import local_torch_dtype
 
 from hessblocks.blocks import BlockConfig, Position, part_of, pattern_names, slot_pairs
 from hessblocks.blocks import preset as block_of
+from hessblocks.conventions import selects
 from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError, in_units, main_memory, unknown_name
 from hessblocks.models import build
-from hessblocks.settings import ComparisonSettings, ModelSettings, RunSettings, chooses
+from hessblocks.settings import ComparisonSettings, ModelSettings, RunSettings
 from hessblocks.storage import parse_json
 
 WEIGHT_AND_GRADIENT = 8
@@ -245,7 +246,7 @@ def _check_groups(wanted: Sequence[str], models: Iterable[PreTrainedModel]) -> N
         name: group.role for model in models for name, group in parameter_groups(model).items()
     }
     for pattern in wanted:
-        if not any(chooses(pattern, name, role) for name, role in roles.items()):
+        if not any(selects(pattern, name, role) for name, role in roles.items()):
             raise unknown_name("--curvature-groups", pattern, dict.fromkeys(roles.values()))
 
 

@@ -9,7 +9,7 @@ FAULTS = (
           within="compare_results"),
     fault("a folder without a loss curve has limits all the same",
           "all((math.isnan($x) for $one in losses for $x in $one.x[against])) => not comparison.curves",
-          "test_comparison.py", within="loss_figure"),
+          "test_without_losses_there_is_no_figure", within="loss_figure"),
     fault("the last cause stands for the first",
           "{$row.seed: $row.diverged for $row in reversed(metrics) if $row.diverged}"
           " => {$row.seed: $row.diverged for $row in metrics if $row.diverged}",

@@ -49,7 +49,7 @@ FAULTS = (
           "test_threads.py", within="exclusive"),
     fault("the first thread out undoes what holds for all",
           "not self._inside and self._made is not None => self._made is not None",
-          "test_threads.py", within="CountedContext"),
+          "test_a_shared_setting_is_made_once", within="CountedContext"),
     fault("watches are taken off by value", "eq=False => eq=True", "test_threads.py",
           within="Watch"),
 )

@@ -47,5 +47,5 @@ FAULTS = (
     fault("door: a router that takes the largest does not choose", "inputs & {*self._indices} => False",
           "test_a_router_that_takes_the_largest_by_max_chooses", within="hessblocks.bill.secant"),
     fault("door: tokenisers of one vocabulary are merged", "['tokenizer'] * (own != theirs) => []",
-          "test_another_tokeniser_of_equal_vocabulary_is_not_a_model_to_merge_with", within="other_function"),
+          "test_another_tokeniser_of_equal_vocabulary_is_not_a_model_to_merge_with", within="other_tokens"),
 )

@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from unittest.mock import patch
 
 from hessblocks.cli import checks, options
 from hessblocks.errors import ArgumentError
@@ -90,6 +89,8 @@ def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
 
 def _size(name: str, sizes: PresetSizes) -> BlockSize:
     """Count one preset on the meta device, without memory and without transformers."""
+    from unittest.mock import patch
+
     import torch
     from torch import nn
 

@@ -18,7 +18,7 @@ def quantise(
     *,
     data: options.Text,
     settings: settings.QuantisingSettings,
-    out: Annotated[Path | None, options.out_of("quantise-MODEL")] = None,
+    out: Annotated[Path | None, options.out_of("quantise-MODEL-SIZE")] = None,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:

@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import Parameter
+
 from hessblocks import settings
 from hessblocks.cli import checks, options
 from hessblocks.escape import shell_line
@@ -30,6 +32,13 @@ def compare(
     seeds: Annotated[
         int, options.within("Number of seeds, from --seed on.", settings.at_least(1))
     ] = 1,
+    curvature: Annotated[
+        bool,
+        Parameter(
+            negative="--no-curvature",
+            help="Measure curvature before and after training, most of the cost of a short run.",
+        ),
+    ] = True,
     text: settings.DataSettings,
     model: settings.ModelSettings,
     training: settings.TunedSettings,
@@ -46,7 +55,8 @@ def compare(
     """
     model.check_heads(presets)
     checks.check_length(text.data, 1, model.context)
-    measured: dict[str, Any] = {"curvature": observation.sample, "observation": observation}
+    sample = observation.sample if curvature else None
+    measured: dict[str, Any] = {"curvature": sample, "observation": observation}
     settings.SharedSettings(model=model, training=training, **measured)
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out

@@ -10,7 +10,7 @@ torch corrects one.
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +20,12 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.overrides import TorchFunctionMode
 
-from hessblocks.curvature.closed import layer_norms as closed_norms
 from hessblocks.curvature.closed import pointwise as closed_pointwise
 from hessblocks.curvature.closed import softmax as closed_softmax
+from hessblocks.curvature.closed.accumulate import transformed
 from hessblocks.curvature.closed.in_place import addmm, embedding, linear
 from hessblocks.curvature.closed.softmax import DTYPES
-from hessblocks.curvature.closed.watch import Watch
+from hessblocks.curvature.closed.watch import Watch, note_derivative
 from hessblocks.errors import RunError
 
 
@@ -38,6 +38,21 @@ def layer_norm(
 ) -> Float[Tensor, "*shape"]:
     """Compute layer norm from elementary operations; torch's kernel has a wrong 3rd derivative."""
     return _normalised(x, range(-len(shape), 0), weight, bias, eps)
+
+
+def _twice(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Compute layer norm by torch's kernel, which has two derivatives, as a closed form has."""
+    if transformed():
+        return layer_norm(x, *args, **kwargs)
+    y = F.layer_norm(x, *args, **kwargs)
+    if y.requires_grad:
+        y.register_hook(_noted)
+    return y
+
+
+def _noted(gradient: Tensor) -> None:
+    if torch.is_grad_enabled():
+        note_derivative()
 
 
 def rms_norm(
@@ -124,8 +139,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.embedding: embedding,
     F.linear: linear,
     torch.addmm: addmm,
-    F.layer_norm: closed_norms.layer_norm,
-    F.rms_norm: closed_norms.rms_norm,
+    F.layer_norm: _twice,
+    F.rms_norm: rms_norm,
     F.gelu: lambda input, approximate="none": _GELUS[approximate](input),
     F.silu: lambda input, inplace=False: NotImplemented if inplace else _SILU(input),
     F.tanh: lambda input: _TANH(input),
@@ -218,12 +233,12 @@ def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return all(t.dtype in DTYPES or t.dtype == torch.bool for t in tensors)
 
 
-def swap_activations(model: nn.Module, watch: Watch) -> None:
-    """Replace known activations of `model` by closed forms; the caller restores the modules.
+def swap_activations(modules: Iterable[nn.Module], watch: Watch) -> None:
+    """Replace known activations by closed forms; the caller restores the modules.
 
     The closed forms support two derivatives in reverse mode and `torch.func.vmap`.
     """
-    for module in model.modules():
+    for module in modules:
         curve = _curve_of(module)
         # a `forward` set on the instance is the user's wrapper, which we must not replace
         if curve is not None and "forward" not in vars(module):
@@ -239,9 +254,9 @@ def _curve_of(module: nn.Module) -> closed_pointwise.ActivationCurve | None:
     return MODULES.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
 
 
-def spell_weight_norms(model: nn.Module) -> None:
+def spell_weight_norms(modules: Iterable[nn.Module]) -> None:
     """Replace weight norms by versions with right derivatives; the caller restores the modules."""
-    for module in model.modules():
+    for module in modules:
         if isinstance(module, _WeightNorm):
             right = functools.partial(_weight_of, module.dim)
             module.forward = right  # type: ignore[method-assign]

@@ -1,6 +1,7 @@
 """Parameter groups: named sets of entries of a model's parameters."""
 
 from hessblocks.curvature.groups.roles import (
+    LEVELS,
     UnknownRoleWarning,
     custom_groups,
     merge,

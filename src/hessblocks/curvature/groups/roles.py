@@ -5,7 +5,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from hessblocks.architectures import ARCHITECTURES, Heads, Rule, Span, heads_of, thirds, usual_rules
+from hessblocks.conventions import selects
 from hessblocks.curvature.groups import views
 from hessblocks.curvature.groups.views import ParameterGroup, ParameterView, plain_model, whole
 from hessblocks.curvature.model_state import exclusive
@@ -221,7 +221,9 @@ def _view(name: str, parameter: Tensor, axis: int, piece: Span) -> ParameterView
 def select_groups(
     groups: Mapping[str, views.ParameterGroup], patterns: str | Iterable[str]
 ) -> dict[str, views.ParameterGroup]:
-    """Pick the groups whose names match a shell-style pattern (`layers.*.attention.query`).
+    """Pick groups by role (`query`), by shell-style patterns of names, or as tables print them.
+
+    Tables print `layers.0-3.attention.key` for equal groups of several layers.
 
     Returns:
         The chosen groups, in their order in `groups`.
@@ -237,7 +239,7 @@ def select_groups(
     """
     chosen: set[str] = set()
     for pattern in _texts(patterns):
-        chosen |= set(_matching(pattern, groups))
+        chosen |= set(_matching(pattern, {name: group.role for name, group in groups.items()}))
     return {name: group for name, group in groups.items() if name in chosen}
 
 
@@ -315,13 +317,16 @@ def _views(text: str, parameters: Mapping[str, Tensor]) -> list[views.ParameterV
     pattern, cut = text, None
     if text.endswith("]"):
         pattern, _, cut = text[:-1].rpartition("[")
-    return [_sliced(name, parameters[name], cut) for name in _matching(pattern, parameters)]
+    return [
+        _sliced(name, parameters[name], cut)
+        for name in _matching(pattern, dict.fromkeys(parameters, ""))
+    ]
 
 
-def _matching(pattern: str, names: Iterable[str]) -> list[str]:
-    names = list(names)
-    patterns = (pattern, views.plain_name(pattern))
-    tried = ([name for name in names if fnmatchcase(name, one)] for one in patterns)
+def _matching(pattern: str, roles: Mapping[str, str]) -> list[str]:
+    """List the names that a pattern selects; `roles` maps all names to roles."""
+    names, patterns = list(roles), (pattern, views.plain_name(pattern))
+    tried = ([n for n, role in roles.items() if selects(text, n, role)] for text in patterns)
     if not (matching := next(filter(None, tried), [])):
         near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
         hint = f"; near: {', '.join(near)}" if near else f"; there are: {', '.join(names[:5])}, ..."

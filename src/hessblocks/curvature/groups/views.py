@@ -263,13 +263,14 @@ def plain_model(model: nn.Module, *, sharded: bool = False) -> nn.Module:
     while isinstance(inner, DistributedDataParallel) or hasattr(inner, "_orig_mod"):
         name = "module" if isinstance(inner, DistributedDataParallel) else "_orig_mod"
         inner = inner.get_submodule(name)
-    for name, tensor in (*inner.named_parameters(), *inner.named_buffers()):
+    parameters = [*inner.named_parameters()]
+    for name, tensor in (*parameters, *inner.named_buffers()):
         if is_lazy(tensor):
             raise ArgumentError(
                 f"model: {name!r} has no shape yet, since a lazy module makes it in its first "
                 "forward pass; call the model once on a batch"
             )
-    cut = [name for name, p in inner.named_parameters() if isinstance(p, DTensor)]
+    cut = [name for name, parameter in parameters if isinstance(parameter, DTensor)]
     if cut and not sharded:
         raise ArgumentError(
             f"model: {cut[0]!r} and {len(cut) - 1} more parameters are sharded (FSDP2 or tensor "

@@ -116,11 +116,11 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         exclusive(model),
         torch.inference_mode(False),
         torch.autocast(device, enabled=False),
-        evaluation_mode(model),
+        evaluation_mode(model) as modules,
         uncompiled(),
         spelled(),
     ):
-        swap_activations(model, Watch())
+        swap_activations(modules, Watch())
         yield
 
 

@@ -150,7 +150,7 @@ class _OfHidden(LossNode):
             yield from self._kept
             return
         for rows, loss, logits in self._by_rows():
-            yield (rows, *loss.derivatives_in_place(logits, self._share))
+            yield (rows, *loss.derivatives_in_place(logits, self._share)[1:])
 
     def total(self) -> float:
         return sum(loss.total(logits) for _, loss, logits in self._by_rows()) * self._share
@@ -158,8 +158,8 @@ class _OfHidden(LossNode):
     def start(self) -> tuple[float, Tensor]:
         total, gradient = 0.0, torch.empty_like(self._hidden)
         for rows, loss, logits in self._by_rows():
-            total += loss.total(logits) * self._share
-            residual, curvature = loss.derivatives_in_place(logits, self._share)
+            share, residual, curvature = loss.derivatives_in_place(logits, self._share)
+            total += share
             torch.mm(residual, self._weight, out=gradient[rows])
             if self._kept is not None:
                 self._kept.append((rows, residual, curvature))

@@ -75,33 +75,40 @@ class CrossEntropy(BatchLoss):
 
     def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
         """See `BatchLoss`."""
-        total = self.total(logits) * share
-        gradient, curvature = self.derivatives_in_place(logits.clone(), share)
+        check_targets(self.targets, tuple(logits.shape))
+        total, gradient, curvature = self.derivatives_in_place(logits.clone(), share)
         return LossDerivatives(
             total=total, gradient=gradient, curvature=lambda u: curvature(u.clone())
         )
 
     def derivatives_in_place(
         self, logits: Float[Tensor, "... V"], share: float
-    ) -> tuple[Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]]:
-        """Compute gradient and curvature in place: `logits` and the directions are overwritten.
+    ) -> tuple[
+        float, Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
+    ]:
+        """Compute sum, gradient and curvature in place: `logits` and directions are overwritten.
 
         Returns:
-            Gradient r, and u ↦ H_ℓ u, where u may have leading batch axes.
+            The summed loss, gradient r, and u ↦ H_ℓ u, where u may have leading batch axes.
         """
         targets = self.targets[..., None]
-        shares = share * (targets != IGNORED).to(logits.dtype)
-        # in place, since the logits are the largest tensor and the caller no longer needs them
-        shared = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
-        shared.mul_(shares / shared.sum(-1, keepdim=True))  # p, times the share of its row
+        counted = targets != IGNORED
+        shares = share * counted.to(logits.dtype)
         # IGNORED is negative and no valid index; clamp to class 0, where such a row adds 0
-        gradient = shared.scatter_add(-1, targets.clamp(min=0), -shares)
+        labels = targets.clamp(min=0)
+        # in place, since the logits are the largest tensor and the caller no longer needs them
+        shared = logits.sub_(logits.amax(-1, keepdim=True))
+        chosen = shared.gather(-1, labels)
+        sums = shared.exp_().sum(-1, keepdim=True)
+        total = float((sums.log() - chosen)[counted].sum()) * share
+        shared.mul_(shares / sums)  # p, times the share of its row
+        gradient = shared.scatter_add(-1, labels, -shares)
 
         def curvature(direction: Tensor) -> Tensor:
-            inner = shared[..., None, :] @ direction[..., None]
-            return direction.sub_(inner[..., 0] / share).mul_(shared)
+            inner = torch.linalg.vecdot(shared, direction)[..., None]
+            return direction.sub_(inner / share).mul_(shared)
 
-        return gradient, curvature
+        return total, gradient, curvature
 
     def root(self, logits: Float[Tensor, "... V"], share: float) -> Root:
         """Return ε ↦ √p∘ε − p ⟨√p, ε⟩ of each row, times √`share`; L Lᵀ = diag(p) − ppᵀ."""

@@ -212,4 +212,4 @@ def _worker(model: nn.Module) -> nn.Module:
         return sum(p.numel() for p in module.parameters())
 
     kinds = (m for m in model.modules() if hasattr(getattr(m, "config", None), "model_type"))
-    return next((kind for kind in kinds if 2 * size(kind) > size(model)), model)
+    return next((k for k in kinds if k is model or 2 * size(k) > size(model)), model)

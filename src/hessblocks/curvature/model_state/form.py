@@ -69,7 +69,6 @@ def form_of(model: nn.Module, *others: object) -> Form:
     Returns:
         Tuple that is equal for two calls if none of what it lists changed between them.
     """
-    weights = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     visited: set[int] = set()
     form: list[Any] = []
 
@@ -90,7 +89,10 @@ def form_of(model: nn.Module, *others: object) -> Form:
                 visit(inner, depth + 1)
 
     with exclusive(model):  # a pass in another thread replaces attributes meanwhile
-        for module in model.modules():
+        modules = [*model.modules()]
+        held = (t for m in modules for t in (*m._parameters.values(), *m._buffers.values()))
+        weights = {id(tensor) for tensor in held}
+        for module in modules:
             form.extend((_Same(module), _Same(type(module)), _Same(type(module).forward)))
             for name, value in vars(module).items():
                 if value if name in _REGISTERED else name not in INTERNAL:

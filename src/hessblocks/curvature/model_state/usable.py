@@ -36,7 +36,8 @@ def check_parameters(model: nn.Module) -> None:
         ArgumentError: no trainable parameters, or one is complex, has no values, or was made in
             inference mode.
     """
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = [*model.named_parameters()]
+    trainable = {name: parameter for name, parameter in parameters if parameter.requires_grad}
     if not trainable:
         raise ArgumentError("model: expected trainable parameters, found none")
     for name, parameter in trainable.items():
@@ -50,7 +51,7 @@ def check_parameters(model: nn.Module) -> None:
                 f"model: {name!r} is complex; hold it in real numbers, "
                 "torch.view_as_real(parameter), and use torch.view_as_complex of these in forward"
             )
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    for name, tensor in (*parameters, *model.named_buffers()):
         if tensor.is_meta:
             raise ArgumentError(
                 f"model: {name!r} is on the meta device and has no values; load the model before"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from functools import partial
@@ -57,9 +57,9 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[c
         Record of the forward pass.
     """
     fused_allowed = torch.backends.cuda.flash_sdp_enabled()
-    with backward_pass(model), closed.watching() as watch:
+    with backward_pass(model) as modules, closed.watching() as watch:
         if closed_forms:
-            closed.swap_activations(model, watch)
+            closed.swap_activations(modules, watch)
         eager = closed.swap_eager(watch) if closed_forms else nullcontext()
         with closed.ClosedForms(watch, swap=closed_forms), eager:
             yield watch
@@ -89,18 +89,22 @@ def differentiable_once(model: nn.Module) -> Iterator[closed.Watch]:
 
 
 @contextmanager
-def backward_pass(model: nn.Module) -> Iterator[None]:
-    """Enter the state in which a graph is differentiated and checkpointed parts are recomputed."""
-    with _settled(model), plain_attention:
-        closed.spell_weight_norms(model)
-        yield
+def backward_pass(model: nn.Module) -> Iterator[Sequence[nn.Module]]:
+    """Enter the state in which a graph is differentiated and checkpointed parts are recomputed.
+
+    Yields:
+        All modules.
+    """
+    with _settled(model) as modules, plain_attention:
+        closed.spell_weight_norms(modules)
+        yield modules
 
 
 @contextmanager
-def _settled(model: nn.Module) -> Iterator[None]:
+def _settled(model: nn.Module) -> Iterator[Sequence[nn.Module]]:
     """Enter evaluation mode, with compiled modules and reentrant checkpoints replaced."""
-    with evaluation_mode(model), uncompiled(), closed.differentiable_checkpoints:
-        yield
+    with evaluation_mode(model) as modules, uncompiled(), closed.differentiable_checkpoints:
+        yield modules
 
 
 def uncompiled() -> AbstractContextManager[Any]:

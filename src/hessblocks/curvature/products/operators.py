@@ -4,14 +4,22 @@ Letters: N columns.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import Part
-from hessblocks.curvature.groups import ParameterGroup, merge, misfit, overlap, parameter_groups
+from hessblocks.curvature.groups import (
+    LEVELS,
+    ParameterGroup,
+    merge,
+    misfit,
+    overlap,
+    parameter_groups,
+    select_groups,
+)
 from hessblocks.curvature.losses import is_convex
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.totals import HessianBlock, total_products
@@ -36,17 +44,18 @@ class CurvatureOperator(LinearOperator):
     def __init__(
         self,
         problem: Problem,
-        group: ParameterGroup | None = None,
+        group: ParameterGroup | str | None = None,
         *,
-        rows: ParameterGroup | None = None,
-        columns: ParameterGroup | None = None,
+        rows: ParameterGroup | str | None = None,
+        columns: ParameterGroup | str | None = None,
     ) -> None:
         """Choose the rows and columns of the block.
 
         Args:
             problem: model, batches and loss.
-            group: group of both the rows and the columns; without any group, all trainable
-                parameters in the order of `model.named_parameters()`.
+            group: group of both the rows and the columns, or its name as tables print it, which may
+                select several; without any group, all trainable parameters in the order of
+                `model.named_parameters()`.
             rows: group of the rows, for a block between two groups; needs `columns`, and no
                 `group`.
             columns: group of the columns; needs `rows`.
@@ -67,9 +76,9 @@ class CurvatureOperator(LinearOperator):
                 f"{type(self).__name__}: give either group, or both rows and columns, or none of "
                 "them for all parameters"
             )
-        check_group(problem, rows, names[0])
-        if columns is not rows:
-            check_group(problem, columns, names[1])
+        square = columns is rows
+        rows = check_group(problem, rows, names[0])
+        columns = rows if square else check_group(problem, columns, names[1])
         self.problem = problem
         """Model, batches and loss."""
         self.rows, self.columns = rows, columns
@@ -207,13 +216,16 @@ def check_problem(problem: Any) -> None:
         )
 
 
-def check_group(problem: Any, group: Any, name: str = "group") -> None:
-    """Check that `group` is one parameter group of the problem's model.
+def check_group(problem: Any, group: Any, name: str = "group") -> ParameterGroup:
+    """Check that `group` is one parameter group of the problem's model, or find it by its name.
 
     Args:
         problem: model, batches and loss.
         group: value to check.
         name: name of the argument that held it, for the message.
+
+    Returns:
+        The group; if a name selects several, all of them as one.
 
     Raises:
         ArgumentError: `problem` is not a `Problem`; `group` is not one group (a mapping or list of
@@ -221,6 +233,12 @@ def check_group(problem: Any, group: Any, name: str = "group") -> None:
             model, frozen or smaller there.
     """
     check_problem(problem)
+    if isinstance(group, str):
+        for level in LEVELS:
+            with suppress(ArgumentError):
+                selected = select_groups(parameter_groups(problem.model, level), group)
+                return merge(group, [*selected.values()])
+        select_groups(parameter_groups(problem.model), group)  # says that there is none
     if isinstance(group, Mapping):
         example = f" such as groups[{next(iter(group))!r}]" if group else ""
         raise ArgumentError(
@@ -239,6 +257,8 @@ def check_group(problem: Any, group: Any, name: str = "group") -> None:
             f"{name}: {group.name!r} does not fit the problem's model, in {wrong!r} (absent, "
             "frozen or smaller there); take the group from parameter_groups of the same model"
         )
+    checked: ParameterGroup = group
+    return checked
 
 
 def groups_of(problem: Any, groups: Any) -> Mapping[str, ParameterGroup]:
@@ -265,6 +285,4 @@ def groups_of(problem: Any, groups: Any) -> Mapping[str, ParameterGroup]:
         )
     if not groups:
         raise ArgumentError("groups: expected at least one group, got none")
-    for name, group in groups.items():
-        check_group(problem, group, f"groups[{name!r}]")
-    return groups
+    return {name: check_group(problem, g, f"groups[{name!r}]") for name, g in groups.items()}

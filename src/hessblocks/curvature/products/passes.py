@@ -4,12 +4,13 @@ The loss is a sum over rows, so that the split changes results only by rounding.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -117,17 +118,23 @@ class PassPlan:
 class SavedTensors(saved_tensors_hooks):
     """Counts what graphs save beside the weights, while they are built in this context."""
 
-    def __init__(self, problem: Any, limit: float = math.inf) -> None:
+    def __init__(
+        self,
+        weights: Iterable[Float[Tensor, "..."]],
+        dtypes: Iterable[torch.dtype],
+        limit: float = math.inf,
+    ) -> None:
         """Start at 0.
 
         Args:
-            problem: problem with the model.
+            weights: the model's weights, which do not count.
+            dtypes: dtypes of the trainable parameters.
             limit: bytes beyond which the construction raises `Unplanned`.
         """
-        self._weights = {p.untyped_storage().data_ptr() for p in problem.weights.values()}
+        self._weights = {p.untyped_storage().data_ptr() for p in weights}
         self._sizes: dict[int, int] = {}
         self._limit, self.nbytes = limit, 0
-        self.dtypes = {p.dtype for p in problem.parameters.values()}
+        self.dtypes = {*dtypes}
         """Dtypes of the real tensors, and of the trainable parameters."""
         super().__init__(self._note, lambda tensor: tensor)
 
@@ -313,7 +320,7 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
     """Measure work and memory with one row of the batch that has the most tokens per row."""
     row = problem.batches.widest_row
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
-    saved = SavedTensors(problem)
+    saved = SavedTensors(problem.weights.values(), {p.dtype for p in leaves.values()})
     with unwritten(problem.model), torch.enable_grad(), saved:
         readout, _ = problem.forward(row, leaves, twice=twice)
         reached = walk_graph(readout.inputs)

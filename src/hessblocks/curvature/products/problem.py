@@ -119,7 +119,7 @@ class Problem(Operand):
         self.memory_limit = memory_limit
         with model_state.exclusive(self.model):
             model_state.check_parameters(self.model)
-        self.device = next(iter(self.parameters.values())).device
+            self.device = next(p.device for p in self.model.parameters() if p.requires_grad)
         notice_randomness(model, batches)
         self.batches = losses.Batches(
             batches,

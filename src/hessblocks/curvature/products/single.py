@@ -1,8 +1,8 @@
 """Graphs for one product alone: of whole batches, without a plan.
 
 A plan and its checks cost about as much as a product, which pays off for several. A product alone
-takes each batch whole while its graph fits the memory, and compares its forward pass with another
-one, the first time.
+takes each batch whole while its graph fits the memory. The first time, it compares its forward pass
+with one of a few rows by the model's own kernels; if they differ, with one of the whole batch.
 
 H_o z = Jᵀ H_ℓ J z needs no second derivative: u = J z is one forward pass in forward mode, which is
 also the other pass, and Jᵀ one backward pass with the model's own kernels. Where an operation has
@@ -14,6 +14,7 @@ Letters: K vectors that are multiplied at once.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,20 +40,15 @@ from hessblocks.curvature.witness import check_bypass, walk_graph
 from hessblocks.errors import RunError, out_of_memory
 from hessblocks.linalg import default_limit
 
+ENTRIES = 4096
+"""Entries of the hidden state or the logits that are computed again to detect random numbers."""
+
 ROUNDED = 16
 """Rounding error of an inner product, in units of ε ‖a‖ ‖b‖."""
 
 
-def needs_plan(problem: Any, vectors: int) -> bool:
-    """Tell whether products need a plan: several, a limit, several processes, other dtypes."""
-    if vectors > 1 or problem.planned or problem.memory_limit or problem.processes.count > 1:
-        return True
-    dtypes = {parameter.dtype for parameter in problem.parameters.values()}
-    return len(dtypes) > 1 or not dtypes <= set(DTYPES)
-
-
 def whole_graphs(
-    problem: Any, names: Sequence[str], parts: Sequence[Part]
+    problem: Any, names: Sequence[str], parts: Sequence[Part], vectors: int
 ) -> Iterator["BatchGraph | ForwardMode"]:
     """Build the graph of each whole batch, one after another.
 
@@ -60,24 +56,31 @@ def whole_graphs(
         problem: model, batches and loss.
         names: see `BatchGraph`.
         parts: parts of the Hessian that the products need.
+        vectors: number of vectors.
 
     Yields:
         Each batch's graph.
 
     Raises:
-        Unplanned: a graph does not fit the memory, its derivatives need a check by differences, or
-            a part computes in a narrower dtype than the parameters.
+        Unplanned: there are several vectors, a limit, several processes or half precision; a graph
+            does not fit the memory, its derivatives need a check by differences, or a part computes
+            in a narrower dtype than the parameters.
         ArgumentError: the forward pass bypasses the modules' parameters.
         RunError: the model is random, or writes its parameters.
     """
-    parameters, device = problem.parameters, problem.device
-    itemsize = next(iter(parameters.values())).element_size()
-    room = default_limit(device) - VECTORS_HELD * itemsize * sum(problem.entries.values())
-    classes = max(len(p) for p in problem.weights.values() if p.ndim)
+    if vectors > 1 or problem.planned or problem.memory_limit or problem.processes.count > 1:
+        raise Unplanned
+    parameters, weights = problem.parameters, problem.weights.values()
+    dtypes = {parameter.dtype for parameter in parameters.values()}
+    if len(dtypes) > 1 or not dtypes <= set(DTYPES):
+        raise Unplanned
+    itemsize = next(iter(dtypes)).itemsize
+    room = default_limit(problem.device) - VECTORS_HELD * sum(p.nbytes for p in parameters.values())
+    classes = max(len(p) for p in weights if p.ndim)
     for batch in problem.batches:
         keep = 2 * batch.inputs.numel() * classes * itemsize <= room // LOGITS_SHARE
         plan = PassPlan(passes=(), hold=False, keep_logits=keep, together=1)
-        saved = SavedTensors(problem, room / REPLAY)
+        saved = SavedTensors(weights, dtypes, room / REPLAY)
         pushes = list(parts) == ["outer"] and keep and problem.pushes
         pushes = pushes and batch.inputs.numel() < LONG * batch.rows
         first = frozenset(names) not in problem.checked
@@ -89,7 +92,7 @@ def whole_graphs(
                     else BatchGraph(problem, batch, names, split=[*parts] != ["full"], plan=plan)
                 )
             _check(problem, graph.readout, graph.parameters, saved)
-            if first and not pushes:
+            if first and not pushes and not _repeated(problem, batch, graph.readout, parameters):
                 with torch.no_grad():
                     _compare(graph.readout, problem.forward(batch, parameters)[0].hidden)
             problem.checked.add(frozenset(names))
@@ -105,6 +108,23 @@ def _check(
     if reached.functions or missing or saved.narrowest != next(iter(leaves.values())).dtype:
         raise Unplanned
     check_bypass(problem.model, reached)
+
+
+@torch.no_grad()
+def _repeated(
+    problem: Any, batch: Batch, readout: Readout, parameters: Mapping[str, Tensor]
+) -> bool:
+    """Tell whether a few rows alone, by the model's own kernels, give the same logits again."""
+    count = math.ceil(ENTRIES * batch.rows / max(1, readout.hidden.numel()))
+    try:
+        rows = batch.split(count)[0]
+        alone, _ = problem.forward(rows, parameters, twice=False)
+        whole = replace(readout, hidden=readout.hidden.detach()[: rows.rows])
+        logits = torch.cat([*whole.pieces()]).view_as(alone.hidden)
+        check_same(Readout(logits), alone)
+    except Exception:  # rows may depend on each other, or not stand alone: another pass tells
+        return False
+    return True
 
 
 def _compare(readout: Readout, again: Tensor) -> None:

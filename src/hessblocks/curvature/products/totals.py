@@ -18,7 +18,7 @@ from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products.derivatives import check_guard
 from hessblocks.curvature.products.graph import BatchGraph, Pulled
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.products.single import ForwardMode, needs_plan, whole_graphs
+from hessblocks.curvature.products.single import ForwardMode, whole_graphs
 from hessblocks.errors import RunError
 from hessblocks.linalg import unit_of, working_dtype
 
@@ -70,9 +70,8 @@ def total_products(
         RunError: a loss or a product is not finite, or the memory is full.
     """
     with problem.computing():
-        if not needs_plan(problem, len(vectors)):
-            with suppress(Unplanned):
-                return _add_up(problem, vectors, block, planned=False)
+        with suppress(Unplanned):
+            return _add_up(problem, vectors, block, planned=False)
         say_precision(problem)
         return _add_up(problem, vectors, block)
 
@@ -187,7 +186,7 @@ def _add_up(
             fresh = (BatchGraph(problem, b, involved, split=split) for b in problem.plan.passes)
             graphs = problem.graphs((involved, split), fresh)
         else:
-            graphs = whole_graphs(problem, involved, block.parts)
+            graphs = whole_graphs(problem, involved, block.parts, len(vectors))
         for number, graph in enumerate(graphs):
             _collect(total, graph, vectors.contiguous(), block, add=number > 0)
     except Exception:

@@ -173,7 +173,7 @@ class _Classes(losses.CrossEntropy):
 
     def derivatives_in_place(
         self, logits: Float[Tensor, "... V"], share: float
-    ) -> tuple[Float[Tensor, "... V"], Curvature]:
+    ) -> tuple[float, Float[Tensor, "... V"], Curvature]:
         probabilities, targets = logits.softmax(-1), self.targets[..., None]
         labels = targets.clamp(min=0) if self._uniform is None else self._labels(probabilities)
         weight = share / labels.shape[-1] * (targets != IGNORED).to(logits.dtype)
@@ -185,7 +185,7 @@ class _Classes(losses.CrossEntropy):
             product = probabilities * inner.sum(-1, keepdim=True)
             return product.scatter_add(-1, chosen, -inner)
 
-        return super().derivatives_in_place(logits, share)[0], curvature
+        return *super().derivatives_in_place(logits, share)[:2], curvature
 
     def root(self, logits: Float[Tensor, "... V"], share: float) -> losses.Root:
         """Return ε ↦ Σ_y (p − e_y) ε_y of each row, with one sign per label."""
