@@ -39,8 +39,10 @@ RUNS = (
     ("prose", 1024, 5, 3, 11),
 )
 """Text, tokens of a window, windows of the forecasts (a sample each) and of the KL, seed."""
-MEMORY = 14_000_000_000
+MEMORY = 4_000_000_000
 """Bytes; the default is a share of what the machine has."""
+MEMORY_OF_LONG = 14_000_000_000
+"""The same for windows of more than 96 tokens."""
 SINGLES = 10
 """Windows of the KL of single layers, heads and inputs, in the first draw."""
 BITS = (2, 3, 4)
@@ -142,7 +144,8 @@ def run(model: Any, fitted: Tensor, other: Tensor, seed: int, *, singles: bool) 
     """Price all settings on some windows, and measure whole-model and single ones on others."""
     start = time.process_time()
     changes = grids(model)
-    problem = hb.Problem(model, {"input_ids": fitted}, memory_limit=MEMORY)
+    limit = MEMORY_OF_LONG if fitted.shape[1] > 96 else MEMORY
+    problem = hb.Problem(model, {"input_ids": fitted}, memory_limit=limit)
     bill = hb.price(problem, changes, seed=seed)
     seconds = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
