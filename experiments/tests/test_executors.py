@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from joblib.externals.loky import get_reusable_executor
 
 from experiments.tests import toy
 from hessblocks.errors import ArgumentError, RunError
@@ -20,6 +21,13 @@ from hessblocks_studies.engine.point import Point
 from hessblocks_studies.engine.reporter import Silent
 from hessblocks_studies.runner import measure_study
 from tests.training.helpers import in_process_of_its_own
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_workers_left() -> Iterator[None]:
+    """Idle workers would keep a process that ends here for five minutes."""
+    yield
+    get_reusable_executor().shutdown(wait=False, kill_workers=True)
 
 
 def stored(folder: Path, points: int = 12) -> list[dict]:
