@@ -110,6 +110,12 @@ def test_the_page_says_three_numbers_and_the_neighbours(shell: Shell, place: Pat
     )
     assert sum(map(int, others)) == sum(counts.values()) - 1  # but the embedding
     assert "types.txt" in page
+    shown, folded = page.partition("This file and others")[2].split("<details", 1)
+    names = re.findall(r'<th scope="row">([^<]*)</th>', shown)
+    assert len(names) == 10
+    assert names[0] == "this file"
+    assert names[1] == "IQ4_NL"  # of the nearest size
+    assert "Q8_0" in folded
     lines = (place / "out" / "types.txt").read_text().splitlines()
     tensors = gguf.GGUFReader(place / "model.gguf").tensors
     stored = {t.name: t.tensor_type.name for t in tensors if len(t.shape) > 1}
@@ -226,7 +232,7 @@ def test_a_size_is_named_in_lower_or_upper_case(
     assert outcome.status == 0, outcome.errors
     found = rows(out / "files.csv")
     assert float(found["Q6_K"]["measured"]) > 0
-    fallback = "Q6_K: as llama.cpp does for rows that are no multiple of 256, Q8_0 for Q6_K in 15 t"
+    fallback = "no multiple of 256 have, as in llama.cpp, Q8_0 for Q6_K in 15"
     for said in (outcome.errors, outcome.output, (out / "report.html").read_text()):
         assert fallback in " ".join(said.split())
     assert 0 <= int(found["Q6_K"]["bytes"]) - int(found["this file"]["bytes"]) < 1e4

@@ -85,7 +85,8 @@ class CurvatureRun:
         Raises:
             RunError: a loss or a product is not finite, or a file is damaged or cannot be written.
         """
-        self._clock = [(0.0, self._seconds())]  # and after the first two reports
+        self._device = next(iter(self.problem.parameters.values())).device.type
+        self._clock = [(0.0, working_seconds(self._device))]  # and after the first two reports
         store, identity = storage.mended_store(self.folder), storage.identity_in(self.folder)
         records: dict[str, GroupRecord] = {}
         run = {"preset": self.name, "seed": self.settings.seed}
@@ -122,19 +123,12 @@ class CurvatureRun:
         done = self._done + gradients
         self.progress.step(math.floor(done), None)
         if len(self._clock) < 3 and done > self._clock[-1][0]:
-            self._clock.append((done, self._seconds()))
+            self._clock.append((done, working_seconds(self._device)))
             if len(self._clock) == 3:  # fixed costs end with the first report
                 (_, begun), (first, then), (_, now) = self._clock
                 seconds = then - begun + (now - then) / (done - first) * (self._total - first)
                 unit = " of processor time" if self._device == "cpu" else ""
                 self.progress.note(f"in all about {duration(seconds)}{unit} at most")
-
-    @property
-    def _device(self) -> str:
-        return next(iter(self.problem.parameters.values())).device.type
-
-    def _seconds(self) -> float:
-        return working_seconds(self._device)
 
     @property
     def problem(self) -> curvature.Problem:

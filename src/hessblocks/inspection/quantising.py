@@ -307,7 +307,7 @@ class _Target:
         rules = mix(name, {n: (shape[0], 256) for n, shape in self._shapes.items()})  # all fit
         pairs = Counter(f"{types[n]} for {rule}" for n, rule in rules.items() if types[n] != rule)
         words = ", ".join(f"{pair} in {count}" for pair, count in pairs.items())
-        words = f"{name}: as llama.cpp does for rows that are no multiple of 256, {words} tensors"
+        words = f"{name}: tensors whose rows are no multiple of 256 have, as in llama.cpp, {words}"
         return [words.replace("gguf:", "")] if pairs else []
 
     def allocate(self, bill: Bill) -> Allocation:

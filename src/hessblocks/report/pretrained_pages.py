@@ -275,6 +275,12 @@ def quantise_headline(summary: Row) -> tuple[str, ...]:
     return (*sentences, *told_sentences(summary))
 
 
+def _nearest(file: Row, *mixes: Row) -> list[Row]:
+    """Sort mixes by how near their sizes are to the file's, of equal ones measured ones first."""
+    gaps = [(abs(row["bytes"] - file["bytes"]), row["measured"] is None) for row in mixes]
+    return [file, *(mixes[n] for n in sorted(range(len(mixes)), key=gaps.__getitem__))]
+
+
 def _cost(row: Row) -> str:
     return f"{nats(row, 'measured')} (perplexity {_factor(row)})"
 
@@ -283,7 +289,7 @@ QUANTISE = summary_page(
     "quantise",
     files=("files.csv", "bill.csv", "allocation.csv", "types.txt"),
     headline=quantise_headline,
-    table=lambda summary: templates.table(QUANTISED, summary["files"]),
+    table=lambda summary: templates.table(QUANTISED, _nearest(*summary["files"])),
     content=_quantised,
 )
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -24,12 +24,8 @@ def quantise(
 ) -> None:
     """Quantise a model into a file of a given size, at the least KL divergence, and measure it."""
     settings.check_file(file)
-    checks.check_length(data, settings.sequences, settings.tokens)
-    from hessblocks.cli.commands.work import measure_in_folder
-
-    files = {"source": source, "data": data, "file": file, "out": out}
-    function, given = "inspection:measure_quantise", {**files, "device": device, **asdict(settings)}
-    measure_in_folder("quantise", function, given, as_json=screen.json)
+    given = {"source": source, "data": data, "file": file, "out": out, "device": device}
+    _measure("quantise", "inspection:measure_quantise", given, settings, screen)
 
 
 @options.taking
@@ -45,11 +41,8 @@ def price(
 ) -> None:
     """Forecast the cost of weight changes in nats per token, check it, and allocate bits."""
     settings.check_chosen()
-    checks.check_length(data, settings.sequences, settings.tokens)
-    from hessblocks.cli.commands.work import measure_in_folder
-
-    given = {"source": source, "data": data, "out": out, "device": device, **asdict(settings)}
-    measure_in_folder("price", "inspection:measure_price", given, as_json=screen.json)
+    files = {"source": source, "data": data, "out": out}
+    _measure("price", "inspection:measure_price", {**files, "device": device}, settings, screen)
 
 
 @options.taking
@@ -70,11 +63,8 @@ def simplify(
     screen: options.Screen,
 ) -> None:
     """Measure the cost of removing each part of a model, remove the cheapest, refit the rest."""
-    checks.check_length(data, settings.sequences, settings.tokens)
-    from hessblocks.cli.commands.work import measure_in_folder
-
-    given = {"source": source, "data": data, "out": out, "device": device, **asdict(settings)}
-    measure_in_folder("simplify", "simplify:simplify_model", given, as_json=screen.json)
+    files = {"source": source, "data": data, "out": out}
+    _measure("simplify", "simplify:simplify_model", {**files, "device": device}, settings, screen)
 
 
 @options.taking
@@ -100,8 +90,16 @@ def curvature(
     --depth to --vocab-size are for presets.
     """
     settings.check_heads([source] if source.startswith(checks.PREFIX) else [])
-    checks.check_length(settings.data, settings.sequences, settings.tokens)
+    given = {"model": source, "out": out, "device": device}
+    _measure("curvature", "inspection:measure_curvature", given, settings, screen)
+
+
+def _measure(
+    command: str, function: str, given: dict[str, Any], settings: Any, screen: options.Screen
+) -> None:
+    """Check the length of the text, and call what measures in a folder."""
+    given |= asdict(settings)
+    checks.check_length(given["data"], settings.sequences, settings.tokens)
     from hessblocks.cli.commands.work import measure_in_folder
 
-    given = {"model": source, "out": out, "device": device, **asdict(settings)}
-    measure_in_folder("curvature", "inspection:measure_curvature", given, as_json=screen.json)
+    measure_in_folder(command, function, given, as_json=screen.json)
