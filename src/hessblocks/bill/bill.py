@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -42,6 +42,10 @@ from hessblocks.linalg import Estimate, keeping
 from hessblocks.malloc import return_freed_memory
 from hessblocks.storage import Tabular
 from hessblocks.tensor_formats import Format
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMS = ("mixture", "diagonal", "moments")
 FEWEST_SAMPLES = 2
@@ -325,6 +329,39 @@ class Bill(Tabular, Mapping[str, Price]):
         spent = f"{len(self.draws.pieces)} samples" + f" ({self.ruling})" * bool(self.ruling)
         return f"bill of {len(self)} changes, {spent}{outside}; dearest: {dearest}"
 
+    def plot(self, ax: Axes | None = None) -> Figure:
+        """Draw the forecasts by place, one series per edit.
+
+        Args:
+            ax: axes of matplotlib to draw on; None: a new figure.
+
+        Returns:
+            The figure.
+        """
+        from hessblocks.drawing import plot
+        from hessblocks.figures import Panel, Series
+
+        places = list(dict.fromkeys(price.place for price in self.values()))
+        edits = dict.fromkeys(price.how for price in self.values())
+        rows = {how: [p for p in self.values() if p.how == how] for how in edits}
+        panel = Panel(
+            title="What each change costs",
+            x_label="Place, counted from 0",
+            y_label="Forecast KL, nats per token",
+            y_scale="log",
+            series=tuple(
+                Series(
+                    name=how,
+                    x=tuple(places.index(price.place) for price in prices),
+                    y=tuple(price.forecast.value for price in prices),
+                    error=tuple(price.forecast.standard_error for price in prices),
+                    line=False,
+                )
+                for how, prices in rows.items()
+            ),
+        )
+        return plot(panel, ax)
+
     def _price(self, names: Sequence[str]) -> Price:
         """Compute the price of changes made together, from the samples of all pieces of data."""
         chosen = [self.changes[name] for name in names]
@@ -447,7 +484,7 @@ def price(
 
     Returns:
         Prices by name, in nats per token for cross-entropies, else in units of the loss; see
-        `.sum()`, `.check()`, `.allocate()`, `.to_rows()`.
+        `.sum()`, `.check()`, `.allocate()`, `.to_rows()`, `.plot()`.
 
     Raises:
         ArgumentError: there are fewer than 2 samples, no changes or a single row, or processes
