@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from hessblocks.data import corpus, texts
 from hessblocks.data.corpus import learn_encoding, write_tokens
@@ -96,50 +95,7 @@ def test_parts_are_small_and_hold_the_tokens_in_order(file: TextFile, tmp_path: 
 
 
 @pytest.mark.usefixtures("small")
-def test_an_interrupted_corpus_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_code(tmp_path / "code", files=1) / "module_0.py"
-    encoded: list[str] = []
-    stop_after = 3
-
-    class Stopping:
-        def __init__(self, path: str) -> None:
-            self.own = Tokenizer.from_file(path)
-            self.get_vocab_size = self.own.get_vocab_size
-
-        def encode_batch_fast(self, batch: list[str], **given: Any) -> Any:
-            if len(encoded) == stop_after:
-                raise KeyboardInterrupt
-            encoded.append("".join(batch))
-            return self.own.encode_batch_fast(batch, **given)
-
-    class Opened:
-        from_file = Stopping
-
-        def __new__(cls, model: Any) -> Any:
-            return Tokenizer(model)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(corpus, "Tokenizer", Opened)
-        with pytest.raises(KeyboardInterrupt):
-            load_corpus(path, 280)
-        assert len(encoded) == stop_after
-        stop_after = -1
-        patch.setattr(corpus, "learn_encoding", None)  # not learnt again
-        found = load_corpus(path, 280)
-    assert len(encoded) == len(set(encoded)) > 3  # no part twice
-    left = [one.name for one in (tmp_path / "cache").iterdir() if ".begun" in one.name]
-    assert left == []
-    monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "other"))
-    whole = load_corpus(path, 280)
-    assert found.fingerprint == whole.fingerprint
-    folder = next(one for one in (tmp_path / "cache").iterdir() if one.is_dir())
-    names = {"seal.json", "tokenizer.json", "train.bin", "validation.bin"}
-    assert {one.name for one in folder.iterdir()} == names
-
-
-def test_what_was_begun_of_another_text_is_not_taken_up(
+def test_an_interrupted_corpus_leaves_nothing_and_is_built_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_code(tmp_path / "code", files=1) / "module_0.py"
@@ -151,10 +107,11 @@ def test_what_was_begun_of_another_text_is_not_taken_up(
         patch.setattr(corpus, "write_tokens", stop)
         with pytest.raises(KeyboardInterrupt):
             load_corpus(path, 280)
-    path.write_text(path.read_text().replace("function", "procedure"))
-    found = load_corpus(path, 280)
-    assert "dure" in found.tokenizer.get_vocab()
-    assert not list((tmp_path / "cache").glob(".*begun*"))
+    assert not [entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]
+    load_corpus(path, 280)
+    folder = next(entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir())
+    names = {"seal.json", "tokenizer.json", "train.bin", "validation.bin"}
+    assert {file.name for file in folder.iterdir()} == names
 
 
 def test_a_text_that_changes_meanwhile_is_refused(

@@ -3,15 +3,12 @@
 The tokens are kept in a per-user cache: folders with a manifest, built once, verified at each use.
 """
 
-import glob
 import hashlib
 import itertools
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -31,7 +28,7 @@ from hessblocks.conventions import AnyPath
 from hessblocks.data.texts import Text, cut_runs, pieces_of, slices_of, thinned
 from hessblocks.errors import ArgumentError, RunError, in_units
 from hessblocks.settings import VOCABULARY
-from hessblocks.storage import atomic_path, write_text
+from hessblocks.storage import write_text
 
 Build = Callable[[Path], Mapping[str, Any]]
 """Function that fills a folder and returns a description of its contents, as JSON values."""
@@ -71,8 +68,7 @@ def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
     Args:
         name: name of the folder in the cache.
         key: everything that the contents depend on, as JSON values.
-        build: fills a folder and returns a description of the contents, as JSON values. The folder
-            may contain files of an interrupted build (KeyboardInterrupt, a kill) of the same key.
+        build: fills a folder and returns a description of the contents, as JSON values.
 
     Returns:
         The entry, with all files verified.
@@ -105,29 +101,9 @@ def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
 
 
 def _build(folder: Path, key: Mapping[str, Any], build: Build) -> None:
-    with storage.atomic_folder(folder) as temporary, _begun(folder, key) as begun:
-        contents = build(begun)
-        for path in begun.iterdir():
-            path.rename(temporary / path.name)
-        identity, progress = storage.identity_of(key), {"contents": contents}
-        storage.write_manifest(temporary, identity, folder.name, progress)
-
-
-@contextmanager
-def _begun(folder: Path, key: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield a folder that remains after an interruption, and is reused for the same key."""
-    stem = f".{folder.name}.begun-"
-    begun = folder.with_name(stem + hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest())
-    for stale in {*folder.parent.glob(f"{glob.escape(stem)}*")} - {begun}:
-        shutil.rmtree(stale)
-    begun.mkdir(exist_ok=True)
-    storage.remove_partials(begun)
-    try:
-        yield begun
-    except Exception:  # an interruption is no Exception
-        shutil.rmtree(begun, ignore_errors=True)
-        raise
-    begun.rmdir()
+    with storage.atomic_folder(folder) as temporary:
+        progress = {"contents": build(temporary)}
+        storage.write_manifest(temporary, storage.identity_of(key), folder.name, progress)
 
 
 END_OF_TEXT = "<|endoftext|>"
@@ -206,8 +182,7 @@ def write_corpus(
     """Learn the encoding from the training split and write the tokens of every split.
 
     Args:
-        folder: folder for tokenizer.json and a file `<split>.bin` for each split. Files that an
-            interrupted call with the same texts left are reused.
+        folder: folder for tokenizer.json and a file `<split>.bin` for each split.
         texts: split → documents; `train` is one of the splits.
         vocabulary: largest size of the vocabulary.
         special: special tokens, as in `learn_encoding`.
@@ -216,11 +191,10 @@ def write_corpus(
         Size of the vocabulary, and numbers of documents, characters and tokens of each split.
     """
     folder, train = Path(folder), texts["train"]
-    if not (learnt := folder / "tokenizer.json").exists():
-        pieces = thinned(train, sum(map(len, train)), LEARNING_CHARACTERS)
-        write_text(learnt, learn_encoding(pieces, vocabulary, special).to_str())
-    encoding = Tokenizer.from_file(str(learnt))
-    contents = {
+    pieces = thinned(train, sum(map(len, train)), LEARNING_CHARACTERS)
+    encoding = learn_encoding(pieces, vocabulary, special)
+    write_text(folder / "tokenizer.json", encoding.to_str())
+    return {
         "vocabulary": encoding.get_vocab_size(),
         "splits": {
             split: {
@@ -231,9 +205,6 @@ def write_corpus(
             for split, documents in texts.items()
         },
     }
-    for part in folder.glob("*.part"):
-        part.unlink()
-    return contents
 
 
 def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
@@ -242,7 +213,7 @@ def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
     Args:
         texts: documents.
         encoding: tokeniser from `learn_encoding`.
-        path: file to write. Its parts are written beside it and remain; existing ones are reused.
+        path: file to write.
 
     Returns:
         Number of tokens in the file.
@@ -250,18 +221,12 @@ def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
     Cost:
         Memory for two million characters and their tokens.
     """
-    kind, parts = token_type(encoding.get_vocab_size()), []
-    for number, batch in enumerate(_batches(texts)):
-        parts.append(path.with_suffix(f".{number}.part"))
-        if not parts[-1].exists():
-            # END_OF_TEXT is a piece of the text already, so that none is added
-            encoded = encoding.encode_batch_fast(batch, add_special_tokens=False)
-            with atomic_path(parts[-1]) as temporary, temporary.open("wb") as file:
-                for tokens in encoded:
-                    file.write(np.asarray(tokens.ids, dtype=kind).tobytes())
+    kind = token_type(encoding.get_vocab_size())
     with path.open("wb") as file:
-        for part in parts:
-            file.write(part.read_bytes())
+        for batch in _batches(texts):
+            # END_OF_TEXT is a piece of the text already, so that none is added
+            for tokens in encoding.encode_batch_fast(batch, add_special_tokens=False):
+                file.write(np.asarray(tokens.ids, dtype=kind).tobytes())
     return path.stat().st_size // kind.itemsize
 
 

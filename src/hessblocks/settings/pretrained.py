@@ -195,12 +195,11 @@ def _set_numbers(settings: Any, name: str, kind: Any, least: float, largest: flo
 
 
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
-LLAMA = (
-    "Q2_K_S Q2_K Q3_K_S Q3_K_M Q3_K_L IQ4_XS Q4_0 IQ4_NL Q4_1 Q4_K_S Q4_K_M Q5_0 Q5_1 Q5_K_S Q5_K_M"
-    " Q6_K Q8_0"
-)
 SIZES = {
-    "gguf": tuple(LLAMA.split()),
+    "gguf": (
+        *("Q2_K_S", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "IQ4_XS", "Q4_0", "IQ4_NL", "Q4_1"),
+        *("Q4_K_S", "Q4_K_M", "Q5_0", "Q5_1", "Q5_K_S", "Q5_K_M", "Q6_K", "Q8_0"),
+    ),
     "compressed-tensors": (*(f"compressed-tensors:{bits}" for bits in range(2, 9)), "bf16"),
     "torchao": ("torchao:8", "bf16"),  # it stores 2 to 4 bits in 8
 }

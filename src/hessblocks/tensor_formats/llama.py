@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from hessblocks.settings import SIZES
 from hessblocks.tensor_formats.format import Format, library
 
 KINDS = (
@@ -49,11 +50,7 @@ def llama_format(kind: str) -> Format:
 LLAMA = tuple(map(llama_format, KINDS))
 
 
-_NAMES = (
-    "Q2_K_S Q2_K Q3_K_S Q3_K_M Q3_K_L IQ4_XS Q4_0 IQ4_NL Q4_1 Q4_K_S Q4_K_M Q5_0 Q5_1 Q5_K_S Q5_K_M"
-    " Q6_K Q8_0"
-)
-MIXES = {name: re.sub("_[SML]$", "", name) for name in _NAMES.split()}
+MIXES = {name: re.sub("_[SML]$", "", name) for name in SIZES["gguf"]}
 """Name of a mix → its main type."""
 NARROW = {
     "Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1",
