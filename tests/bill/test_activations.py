@@ -127,7 +127,7 @@ def test_over_40_seeds_prices_are_unbiased_and_their_bars_hold() -> None:
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in changes}
     for seed in range(40):
         for name, price in hb.price(problem, changes, samples=24, seed=seed).items():
-            found[name].append((price.forecast.value, price.forecast.standard_error))
+            found[name].append((price.diagonal.value, price.diagonal.standard_error))
     apart = []
     for name, change in changes.items():
         truth = dense_price(model, data["input_ids"], change)
@@ -279,6 +279,43 @@ def test_where_a_tiny_step_flips_the_measured_divergence_of_that_piece_counts() 
     whole = hb.price(problem, changes, samples=16)
     told = "(1 of 16 pieces of text count by their measured KL, since no quadratic holds there)"
     assert told in str(whole)
+
+
+def linear_logits(seed: int) -> tuple[hb.Bill, Callable[[float], float]]:
+    """Price inputs of linear logits; return the divergence of a share of their change too."""
+    torch.manual_seed(seed)
+    model, x = nn.Sequential(nn.Linear(6, 9)).double(), torch.randn(12, 6).double()
+    model[0].weight.data *= 20
+    problem = hb.Problem(model, [(x, torch.zeros(12, dtype=torch.long))], loss="classification")
+    bill = hb.price(problem, hb.activation_changes(model, bits=(2, 4)), samples=600)
+
+    def divergence(share: float) -> float:
+        step = x.abs().amax(1, keepdim=True)
+        with torch.no_grad():
+            before, change = model(x), share * (model((x / step).round() * step) - model(x))
+            p, after = before.softmax(-1), (before + change).log_softmax(-1)
+            return float((p * (p.log() - after)).sum(-1).mean())
+
+    return bill, divergence
+
+
+def test_a_forecast_grows_as_the_loss_does_along_the_change_of_the_logits() -> None:
+    bill, divergence = linear_logits(seed=9)
+    quadratic = divergence(1e-3) * 1e6
+    for price, most in zip(bill.values(), (1.0, 0.3), strict=True):
+        share = (price.diagonal.value / quadratic) ** 0.5
+        assert share < most
+        assert price.forecast.value == pytest.approx(divergence(share), rel=0.02)
+        ratio = price.forecast.value / price.diagonal.value
+        assert price.forecast.standard_error == pytest.approx(ratio * price.diagonal.standard_error)
+    assert bill["0 inputs, 2 bits"].forecast.value > 1.5 * bill["0 inputs, 2 bits"].diagonal.value
+
+
+def test_a_forecast_beyond_trust_that_is_too_high_saturates() -> None:
+    bill, divergence = linear_logits(seed=3)
+    price = bill["0 inputs, 2 bits"]
+    assert price.diagonal.value > 1.2 * divergence(1.0) > 0.3
+    assert price.forecast.value == pytest.approx(divergence(1.0))
 
 
 class Sum(nn.Module):
@@ -444,7 +481,7 @@ def test_sums_and_allocations() -> None:
     bill = hb.price(hb.Problem(model, data), changes)
     four = [name for name in changes if "4 bits" in name]
     whole = bill.sum(four)
-    assert whole.forecast.value == pytest.approx(sum(bill[n].forecast.value for n in four))
+    assert whole.diagonal.value == pytest.approx(sum(bill[n].diagonal.value for n in four))
     assert (whole.bits, whole.size) == (4.0, 16)
     chosen = bill.allocate(bits=3.0)
     assert chosen.total.bits is not None

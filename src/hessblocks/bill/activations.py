@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any, Literal
 
 import torch
@@ -86,7 +87,7 @@ class ActivationChange(Change):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ActivationPrice(Price):
-    """Expected KL divergence of rounding activations, from the diagonal."""
+    """Expected KL divergence of rounding activations, from the diagonal and the loss's growth."""
 
     limits = 0.3, math.inf  # docs/cache.md has the measurements
 
@@ -263,6 +264,11 @@ def activation_changes(
 def activations_of(changes: Iterable[Change]) -> list[ActivationChange]:
     """Select the changes that round activations."""
     return [change for change in changes if isinstance(change, ActivationChange)]
+
+
+def clash(changes: Iterable[ActivationChange]) -> bool:
+    """Tell whether two of the changes round the same entries."""
+    return any(a.clashes(b) for a, b in combinations(changes, 2))
 
 
 def rounding(problem: Problem, changes: Sequence[Change]) -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,10 +20,6 @@ from hessblocks.curvature import plain_model
 from hessblocks.errors import ArgumentError
 from hessblocks.storage import Tabular
 from hessblocks.tensor_formats import Format, as_rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -157,27 +153,6 @@ class Allocation(Tabular):
         counts = Counter(price.how for price in ranked)
         listed = ", ".join(f"{count} at {how}" for how, count in counts.items())
         return f"{self.total.bits:.3g} bits on average ({listed}); {self.total}"
-
-    def plot(self, ax: Axes | None = None) -> Figure:
-        """Draw the bits of each place.
-
-        Args:
-            ax: axes of matplotlib to draw on; None: a new figure.
-
-        Returns:
-            The figure.
-        """
-        from hessblocks.drawing import plot
-        from hessblocks.figures import Panel, Series
-
-        bits = tuple(float(price.bits or 0) for price in self.choices)
-        panel = Panel(
-            title=f"Bits of each place, {self.total.bits:.3g} on average",
-            x_label="Place, counted from 0",
-            y_label="Bits an entry",
-            series=(Series(name="bits", x=tuple(range(len(bits))), y=bits, line=False),),
-        )
-        return plot(panel, ax)
 
 
 def allocate(

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.bill.activations import ActivationPrice, activations_of, draw_activations
+from hessblocks.bill.activations import ActivationPrice, activations_of, clash, draw_activations
 from hessblocks.bill.allocation import Allocation, allocate
 from hessblocks.bill.changes import Change, New, change_each, checked_changes
 from hessblocks.bill.diagonal import Diagonal
@@ -26,7 +25,7 @@ from hessblocks.bill.draws import Draws, draw
 from hessblocks.bill.edits import in_format
 from hessblocks.bill.measured import BillCheck, measure
 from hessblocks.bill.prices import Price, ratio_estimate, weight_of_full
-from hessblocks.bill.secant import secants, without_ruling_pieces
+from hessblocks.bill.secant import secants, with_growth, without_ruling_pieces
 from hessblocks.curvature import (
     Form,
     ParameterGroup,
@@ -143,8 +142,7 @@ class Bill(Tabular, Mapping[str, Price]):
             for name, cuts in views.items()
         ]
         rounded = activations_of(self.changes[name] for name in chosen)
-        clash = any(a.clashes(b) for a, b in combinations(rounded, 2))
-        if not groups or len(views) < len(chosen) or clash or overlap(groups):
+        if not groups or len(views) < len(chosen) or clash(rounded) or overlap(groups):
             raise ArgumentError(
                 "changes: expected at least one, and no two that change the same entries; price "
                 f"those that overlap separately; got {'; '.join(chosen) or 'none'}"
@@ -269,7 +267,7 @@ class Bill(Tabular, Mapping[str, Price]):
                 of another tool; None: forecasts.
 
         Returns:
-            The choice; see `.to_rows()`, `.save("bits.csv")`, `.plot()`.
+            The choice; see `.to_rows()`, `.save("bits.csv")`.
 
         Raises:
             ArgumentError: none or several of `bits`, `bytes` and `nats` are given, no change
@@ -278,12 +276,8 @@ class Bill(Tabular, Mapping[str, Price]):
         Source: Everett (1963): steps along the convex hull of cost against size, the most useful
             first.
         """
-        for name, value, kind in (
-            ("bits", bits, Real),
-            ("bytes", bytes, Real),
-            ("nats", nats, Real),
-            ("costs", costs, Mapping),
-        ):
+        for name, value in {"bits": bits, "bytes": bytes, "nats": nats, "costs": costs}.items():
+            kind = Mapping if name == "costs" else Real
             if value is not None and not isinstance(value, kind):
                 expected = "a number" if kind is Real else "numbers by name of change"
                 raise ArgumentError(f"{name}: expected {expected}, got {value!r}")
@@ -395,7 +389,7 @@ class Bill(Tabular, Mapping[str, Price]):
                 "cross": self._estimate(full - each_alone, square=False),
                 "gradient": self._estimate(draws.slopes[:, columns].sum(1), square=False),
             }
-        forecast = self._estimate(mixed)
+        forecast = self._estimate(mixed * draws.grown(columns))
         error = math.hypot(forecast.standard_error, (1 - share) * math.sqrt(signs))
         sizes = [change.bytes for change in chosen]
         return kind(
@@ -440,9 +434,7 @@ def _with_most_bits(prices: Sequence[Price], budget: float | None) -> list[Price
     widths = sorted({price.bits or 0.0 for price in prices}, reverse=True)
     for width in widths if lost else ():
         left = [p for p in prices if p.place not in lost or p.bits == width]
-        fewest: dict[str, Price] = {}
-        for price in sorted(left, key=lambda price: -(price.bits or 0.0)):
-            fewest[price.place] = price
+        fewest = {p.place: p for p in sorted(left, key=lambda p: -(p.bits or 0.0))}
         entries = sum(price.size for price in fewest.values())
         used = sum(price.size * (price.bits or 0.0) for price in fewest.values())
         if lost <= {*fewest} and (budget is None or used <= budget * entries):
@@ -504,7 +496,8 @@ def price(
         and four multiplications per change, entry and sample. By the other forms one backward pass,
         and two multiplications per change and entry; by moments a product with them for each row.
         For each role and edit two forward passes over an eighth of 32 rows; over all, if the model
-        chooses, as routers of experts do.
+        chooses, as routers of experts do. For activations one forward pass over eight pieces of
+        text for keys, values, queries and inputs each.
 
     Source: the second-order expansion of KL: Amari (1998), Natural gradient works efficiently in
         learning, equation 2.
@@ -523,17 +516,22 @@ def price(
     check_whole(FEWEST_SAMPLES, samples=samples)
     check_whole(seed=seed)
     checked = checked_changes(problem, changes)
-    named = {change.name: change for change in checked}
+    named: dict[str, Change] = {change.name: change for change in checked}
     if activations_of(checked):
         if form not in (None, "diagonal"):
             raise ArgumentError("form: rounded activations are priced by 'diagonal' alone")
         draws, sizes, rows = draw_activations(problem, checked, samples=samples, seed=seed)
         draws = without_ruling_pieces(problem, checked, draws, rows)
+        draws = with_growth(problem, checked, draws, rows)  # of forecasts that no piece rules
         return Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
     if form is None:
         form = "diagonal" if all(change.format for change in checked) else "mixture"
     check_name("form", form, FORMS)
-    if form != "mixture":
+    if form == "mixture":
+        parameters = problem.whole_parameters
+        sizes = tuple(change.relative_size(parameters) for change in checked)
+        draws = draw(problem, checked, samples=samples, seed=seed)
+    else:
         problem.check_whole()
         if form == "diagonal" and any(change.bytes is None for change in checked):
             raise ArgumentError("form: 'diagonal' prices roundings alone; use another form")
@@ -544,13 +542,7 @@ def price(
         ).price(checked)  # not kept: it holds tensors of all weights
         return_freed_memory()
         named = {change.name: change for change in weighed}
-        bill = Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
-        return bill.with_secants()
-    parameters = problem.whole_parameters
-    sizes = tuple(change.relative_size(parameters) for change in checked)
-    draws = draw(problem, checked, samples=samples, seed=seed)
-    bill = Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
-    return bill.with_secants()
+    return Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes).with_secants()
 
 
 def quantise(

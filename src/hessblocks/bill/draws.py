@@ -1,8 +1,8 @@
 """Multiply sampled gradients with changes; only the products are kept, not the gradients.
 
-Letters: U pieces of the data, R of them, D samples, J changes, M pairs of samples, P columns of
-squares, K columns of products, N samples or pairs, g sampled gradient, Δ change, n tokens of a
-part.
+Letters: U pieces of the data, R of them, D samples, J changes, S steps, M pairs of samples, P
+columns of squares, K columns of products, N samples or pairs, g sampled gradient, Δ change, n
+tokens of a part.
 
 Each sample is computed on one piece of the data, of one or several rows. If there are fewer than
 four such pieces, they are cut further by tokens, although tokens of a row are alike. So the spread
@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -65,6 +66,9 @@ class Draws:
     """Diagonal of each change over that of each reference; None if all changes are multiplied."""
     ruling: Int[Tensor, " R"] | None = None
     """Pieces whose products are scaled to the divergence measured there; None: of weights."""
+    growth: Float[Tensor, "J 2 S"] | None = None
+    """Forecasts, and the divergence over each, by which the loss leaves its quadratic; None: of
+    weights."""
 
     def by_piece(self, values: Float[Tensor, "D ..."]) -> Float[Tensor, "U ..."]:
         """Average over the samples of each piece."""
@@ -78,6 +82,15 @@ class Draws:
         if self.scales is not None:
             return values @ self.scales[list(columns)].sum(0)
         return values[:, columns].sum(1)
+
+    def grown(self, columns: Sequence[int]) -> float:
+        """Interpolate the divergence over its quadratic, for changes that are made together."""
+        if self.growth is None:
+            return 1.0
+        parts = self.by_piece(self.squares[:, columns]).sum(0) / 2
+        total = float(parts.sum())
+        ratios = [np.interp(total, [0, *x], [1, *y]) for x, y in self.growth[columns].tolist()]
+        return float(parts @ torch.tensor(ratios)) / total if total else 1.0
 
     def signs(self, columns: Sequence[int]) -> float:
         """Estimate ½ Σ (Δ_i H_ij Δ_j)²: the variance of ½ ΔᵀH_oΔ over random signs of Δ."""

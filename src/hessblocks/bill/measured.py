@@ -109,25 +109,15 @@ class BillCheck(Tabular):
         from hessblocks.drawing import plot
         from hessblocks.figures import Panel, Series
 
-        pairs = list(zip(self.forecasts, self.measured, strict=True))
-        shown = [(p, m) for p, m in pairs if min(p.forecast.value, m.value) > 0]
-        both = [number for p, m in shown for number in (p.forecast.value, m.value)] or [1.0]
-        ends = min(both), max(both)
-        named = {
-            name: [(p, m) for p, m in shown if p.trusted == trusted]
-            for name, trusted in (("trusted", True), ("outside of the quadratic", False))
-        }
-        points = [
-            Series(
-                name=name,
-                x=tuple(p.forecast.value for p, _ in pairs_here),
-                y=tuple(m.value for _, m in pairs_here),
-                error=tuple(m.standard_error for _, m in pairs_here),
-                across=tuple(p.forecast.standard_error for p, _ in pairs_here),
-                line=False,
+        rows = [row for row in self.to_rows() if min(row["forecast"], row["measured"]) > 0]
+        both = [row[key] for row in rows for key in ("forecast", "measured")] or [1.0]
+        ends, points = (min(both), max(both)), []
+        for name, trusted in (("trusted", True), ("outside of the quadratic", False)):
+            x, across, y, error = (
+                tuple(row[key] for row in rows if trusted != bool(row["outside"]))
+                for key in ("forecast", "forecast_error", "measured", "measured_error")
             )
-            for name, pairs_here in named.items()
-        ]
+            points.append(Series(name=name, x=x, y=y, error=error, across=across, line=False))
         panel = Panel(
             title="Forecast and measured cost",
             x_label="Forecast KL, nats per token",
@@ -229,16 +219,28 @@ class DivergenceFrom:
             self.counts.append(count)
 
     def divergences(
-        self, parameters: Mapping[str, Float[Tensor, "..."]], changes: Sequence[Change]
+        self,
+        parameters: Mapping[str, Float[Tensor, "..."]],
+        changes: Sequence[Change],
+        shares: Sequence[float] = (1.0,),
     ) -> list[float]:
-        """Compute the sum of divergences over each part, at other parameters and activations."""
+        """Sum divergences over each part, at other parameters and activations.
+
+        Args:
+            parameters: the changed parameters.
+            changes: changes of activations.
+            shares: shares of the change of the logits.
+
+        Returns:
+            The sums of the first part at each share, then those of the next.
+        """
         with rounding(self._problem, changes):
             logits, _ = self._logits(parameters)
         sums = []
         for indices, loss, before, gradient, total in self._parts:
-            after = _some(logits, indices)
-            first = float(gradient.flatten() @ (after - before).flatten())
-            sums.append(loss.total(after) - total - first)
+            step = _some(logits, indices) - before
+            first = float(gradient.flatten() @ step.flatten())
+            sums += [loss.total(before + s * step) - total - s * first for s in shares]
         return sums
 
     def _logits(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, BatchLoss]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hessblocks.bill.activations import ActivationChange, activations_of
+from hessblocks.bill.activations import ActivationChange, ActivationPrice, activations_of, clash
 from hessblocks.bill.changes import Change, New
 from hessblocks.bill.draws import Draws
 from hessblocks.bill.measured import DivergenceFrom, measure
@@ -50,6 +50,10 @@ TINY = 0.1
 """Share of a rounding at which its divergence is measured on a piece that rules a forecast."""
 RULING = 4.0
 """A piece of text rules a forecast if it costs so many times what the median piece does."""
+LOOKED_AT = 8
+"""Pieces of text, or up to twice as many, on which the growth of the loss is measured."""
+STEPS = 0.0025, 0.03, 0.12, 0.25, 0.5, 1.0
+"""Squares of the shares of a change of the logits at which the loss is measured."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -187,7 +191,7 @@ def without_ruling_pieces(
             costs = forecasts / draws.shares
             large = (costs > RULING * costs.median()) & (costs.median() > 0)
             together = [rounded[column] for column in columns]
-            if large.any() and any(a.clashes(b) for a, b in combinations(together, 2)):
+            if large.any() and clash(together):
                 continue  # one change under two names
             for piece in large.nonzero()[:, 0].tolist():
                 before = DivergenceFrom(problem, rows[piece], problem.parameters, 1)
@@ -202,6 +206,67 @@ def without_ruling_pieces(
                     squares[samples, torch.tensor(columns)] *= share
                     ruling.add(piece)
     return replace(draws, squares=squares, ruling=torch.tensor(sorted(ruling), dtype=torch.int64))
+
+
+def with_growth(
+    problem: Problem, changes: Sequence[Change], draws: Draws, rows: Sequence[Batch]
+) -> Draws:
+    """Measure how the divergence leaves its quadratic in the logits as forecasts grow.
+
+    The change of the logits stays proportional to the rounding where the loss has left its
+    quadratic: log Σ exp has heavier tails, so that cross-entropies grow faster. For each tensor
+    (keys, values, ...) the dearest edit of all places rounds a few pieces. Shares of the change z
+    of the logits then stand for cheaper roundings. Where its forecast D is not trusted and
+    exceeds the quadratic Q of z, the forecasts q saturate as q / (1 + (D/Q − 1) q/D).
+
+    Args:
+        problem: model, loss and data of the draws.
+        changes: changes of the draws that round activations.
+        draws: their products.
+        rows: rows of each pass.
+
+    Returns:
+        The draws, with `growth`.
+
+    Raises:
+        RunError: a divergence is not finite.
+
+    Cost: a forward pass over some eight pieces for each tensor, and one more.
+    """
+    rounded, alike = activations_of(changes), dict[str, dict[str, list[int]]]()
+    for column, change in enumerate(rounded):
+        tensor = change.tap.rpartition(" ")[2]
+        alike.setdefault(tensor, {}).setdefault(change.how, []).append(column)
+    by_piece = draws.by_piece(draws.squares) / 2
+    dearest = [
+        max(edits.values(), key=lambda columns: float(by_piece[:, columns].sum()))
+        for edits in alike.values()
+    ]
+    aligned, step = len(rows) == len(draws.shares), max(1, len(rows) // LOOKED_AT)
+    pieces = list(range(len(rows)))[step // 2 :: step]
+    if aligned:  # else tokens of a row are pieces too
+        by_piece = by_piece[pieces] / draws.shares[pieces].sum()
+    shares, counted = [step**0.5 for step in STEPS], 0.0
+    sums = torch.zeros(len(dearest), len(STEPS), dtype=torch.float64)
+    with problem.computing(), torch.no_grad():
+        for piece in pieces:
+            before = DivergenceFrom(problem, rows[piece], problem.parameters, 1)
+            counted += sum(before.counts)
+            for row, columns in enumerate(dearest if before.counts else ()):
+                together = [rounded[column] for column in columns]
+                costs = before.divergences(problem.parameters, together, shares)
+                sums[row] += torch.tensor(costs, dtype=torch.float64)
+    if not sums.isfinite().all():
+        raise RunError("price: a divergence is not finite; look at the changes")
+    growth = torch.ones(len(rounded), 2, len(STEPS), dtype=torch.float64)
+    for edits, columns, costs in zip(alike.values(), dearest, sums / (counted or 1.0), strict=True):
+        quadratics = costs[0] / STEPS[0] * torch.tensor(STEPS, dtype=torch.float64)
+        if quadratics[-1] > LEAST and not clash(rounded[column] for column in columns):
+            forecast = by_piece[:, columns].sum()
+            if forecast > max(quadratics[-1], ActivationPrice.limits[0]):
+                quadratics /= 1 - (1 / quadratics[-1] - 1 / forecast) * quadratics
+            growth[[*chain(*edits.values())]] = torch.stack([quadratics, costs / quadratics])
+    return replace(draws, growth=growth)
 
 
 def _rounded(change: ActivationChange, t: float) -> ActivationChange:

@@ -343,7 +343,7 @@ def stored_bill(
     """
     path, *others = [folder / "draws.safetensors" for folder in folders]
     identity = storage.identity_of(drawn)
-    needed = {"secants", "ruling"} if activations_of([*changes.values()]) else {"secants"}
+    needed = {"secants", "growth"} if activations_of([*changes.values()]) else {"secants"}
     tensors = storage.read_tensors(path, identity) if path.exists() else {}
     for other in others:
         with suppress(RunError):
@@ -465,11 +465,9 @@ def _summary(
         sets[f"all, {change.how}"] = (*sets.get(f"all, {change.how}", ()), change.name)
     rows = sorted(bill.to_rows(), key=lambda row: -row["forecast"])
     summary: dict[str, Any] = {"bill": rows[:SHOWN], "samples": len(bill.draws.pieces)}
-    summary["form"] = "mixture" if bill.draws.scales is None else "diagonal"
-    if settings.cache or settings.activations:
-        summary["form"] = "diagonal"
-    if settings.against:
-        summary["form"] = "moments"
+    weights_alone = not (settings.cache or settings.activations)
+    form = "mixture" if weights_alone and bill.draws.scales is None else "diagonal"
+    summary["form"] = "moments" if settings.against else form
     if settings.allocate is not None:
         allocation = bill.allocate(bits=settings.allocate)
         allocation.save(folder / "allocation.csv")
@@ -478,7 +476,7 @@ def _summary(
         summary["shares"] = allocation.to_rows()
     else:
         (folder / "allocation.csv").unlink(missing_ok=True)
-    if settings.cache or settings.activations:
+    if not weights_alone:
         summary["what"] = "keys, values and inputs" if settings.activations else "keys and values"
     if settings.cache:
         sets |= recipes(bill, sets, settings.cache)

@@ -36,15 +36,16 @@ def working_seconds(device: str) -> float:
     """Read a clock of this process's work.
 
     Args:
-        device: cpu or cuda.
+        device: type of the device, such as cpu or cuda.
 
     Returns:
-        Seconds. On the CPU, processor time of all threads, which other programs hardly affect; on
-        CUDA, wall-clock time after all kernels are finished.
+        Seconds. On the CPU, processor time of all threads, which other programs hardly affect; else
+        wall-clock time, on CUDA after all kernels are finished.
     """
     if device == "cpu":
         return time.process_time()
-    torch.cuda.synchronize()
+    if device == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter()
 
 
