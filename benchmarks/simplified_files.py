@@ -4,7 +4,8 @@
 
 HESSBLOCKS_SMOLLM2 is the original's GGUF file. The original is written by the same code and in the
 same type as the other files (paths with `:` between them). A turn runs each file once: a prompt of
-512 tokens, then 64 tokens one by one, one thread, processor time. A ratio is the median over turns
+512 tokens, then 64 tokens one by one, and 64 one by one without a prompt; one thread, processor
+time. A ratio is the median over turns
 of tokens a second of both, its error half the distance of the middle two thirds of the turns over
 the square root of their number.
 """
@@ -27,16 +28,20 @@ NEEDED = "HESSBLOCKS_SMOLLM2", "HESSBLOCKS_SIMPLIFIED"
 """Environment variables with the original's GGUF file and the paths of the others."""
 
 
-def turn(model: Opened, ids: list[int]) -> tuple[float, float]:
-    """Processor seconds of the prompt and of the tokens after it."""
-    model.forget()
-    times = [time.process_time()]
-    model.decode(ids[:PROMPT])
-    times.append(time.process_time())
-    for place in range(PROMPT, PROMPT + DECODED):
-        model.decode([ids[place]], place)
-    times.append(time.process_time())
-    return times[1] - times[0], times[2] - times[1]
+def turn(model: Opened, ids: list[int]) -> tuple[float, ...]:
+    """Processor seconds of the prompt, of the tokens after it, and of tokens without a prompt."""
+    seconds = []
+    for prompt in (PROMPT, 0):
+        model.forget()
+        start = time.process_time()
+        if prompt:
+            model.decode(ids[:prompt])
+            seconds.append(time.process_time() - start)
+        start = time.process_time()
+        for place in range(prompt, prompt + DECODED):
+            model.decode([ids[place]], place)
+        seconds.append(time.process_time() - start)
+    return tuple(seconds)
 
 
 def ratio(slow: list[float], fast: list[float]) -> dict[str, float]:
@@ -60,14 +65,16 @@ def main() -> dict[str, Any]:
         times = [[turn(model, ids) for model in models] for _ in range(TURNS + 1)][1:]
         figures: dict[str, Any] = {}
         for number, path in enumerate(paths):
-            prompt, decoding = zip(*(row[number] for row in times), strict=True)
+            prompt, decoding, alone = zip(*(row[number] for row in times), strict=True)
             figures[str(path.parent.name if number else "original")] = here = {
                 "megabytes": round(path.stat().st_size / 1e6, 1),
                 "prompt tokens a second": round(PROMPT / statistics.median(prompt), 1),
                 "decoded tokens a second": round(DECODED / statistics.median(decoding), 1),
+                "without a prompt": round(DECODED / statistics.median(alone), 1),
             }
             if number:
                 here["prompt"] = ratio([row[0][0] for row in times], list(prompt))
                 here["decoding"] = ratio([row[0][1] for row in times], list(decoding))
+                here["decoding without a prompt"] = ratio([row[0][2] for row in times], list(alone))
             print(path.parent.name if number else "original", here)
     return figures

@@ -1,5 +1,6 @@
 """Prices of rounded keys, values and inputs: dense algebra, closed form, a cache that rounds."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -281,41 +282,51 @@ def test_where_a_tiny_step_flips_the_measured_divergence_of_that_piece_counts() 
     assert told in str(whole)
 
 
-def linear_logits(seed: int) -> tuple[hb.Bill, Callable[[float], float]]:
-    """Price inputs of linear logits; return the divergence of a share of their change too."""
+def linear_logits(seed: int) -> tuple[hb.Bill, Callable[[float], Tensor]]:
+    """Price inputs of linear logits; return the divergences of a share of their change too."""
     torch.manual_seed(seed)
     model, x = nn.Sequential(nn.Linear(6, 9)).double(), torch.randn(12, 6).double()
     model[0].weight.data *= 20
     problem = hb.Problem(model, [(x, torch.zeros(12, dtype=torch.long))], loss="classification")
     bill = hb.price(problem, hb.activation_changes(model, bits=(2, 4)), samples=600)
 
-    def divergence(share: float) -> float:
+    def divergences(share: float) -> Tensor:
         step = x.abs().amax(1, keepdim=True)
         with torch.no_grad():
             before, change = model(x), share * (model((x / step).round() * step) - model(x))
             p, after = before.softmax(-1), (before + change).log_softmax(-1)
-            return float((p * (p.log() - after)).sum(-1).mean())
+            return (p * (p.log() - after)).sum(-1)
 
-    return bill, divergence
+    return bill, divergences
 
 
 def test_a_forecast_grows_as_the_loss_does_along_the_change_of_the_logits() -> None:
-    bill, divergence = linear_logits(seed=9)
+    bill, divergences = linear_logits(seed=9)
+
+    def divergence(share: float) -> float:
+        return float(divergences(share).mean())
+
     quadratic = divergence(1e-3) * 1e6
     for price, most in zip(bill.values(), (1.0, 0.3), strict=True):
         share = (price.diagonal.value / quadratic) ** 0.5
         assert share < most
         assert price.forecast.value == pytest.approx(divergence(share), rel=0.02)
-        ratio = price.forecast.value / price.diagonal.value
-        assert price.forecast.standard_error == pytest.approx(ratio * price.diagonal.standard_error)
+        growth = price.forecast.value / price.diagonal.value
+        pairs = [divergences(share), divergences(1e-3) * (1e3 * share) ** 2]
+        left_out = torch.stack([(a - a.sum()) / 11 for a in pairs])  # jackknife over the rows
+        ratios = left_out[0] / left_out[1]
+        missed = float(((ratios - ratios.mean()).square().sum() * 11 / 12).sqrt())
+        errors = growth * price.diagonal.standard_error, missed * price.diagonal.value
+        assert errors[1] > 0.05 * errors[0]
+        assert price.forecast.standard_error == pytest.approx(math.hypot(*errors), rel=0.05)
     assert bill["0 inputs, 2 bits"].forecast.value > 1.5 * bill["0 inputs, 2 bits"].diagonal.value
 
 
 def test_a_forecast_beyond_trust_that_is_too_high_saturates() -> None:
-    bill, divergence = linear_logits(seed=3)
-    price = bill["0 inputs, 2 bits"]
-    assert price.diagonal.value > 1.2 * divergence(1.0) > 0.3
-    assert price.forecast.value == pytest.approx(divergence(1.0))
+    bill, divergences = linear_logits(seed=3)
+    price, measured = bill["0 inputs, 2 bits"], float(divergences(1.0).mean())
+    assert price.diagonal.value > 1.2 * measured > 0.3
+    assert price.forecast.value == pytest.approx(measured)
 
 
 class Sum(nn.Module):

@@ -389,8 +389,9 @@ class Bill(Tabular, Mapping[str, Price]):
                 "cross": self._estimate(full - each_alone, square=False),
                 "gradient": self._estimate(draws.slopes[:, columns].sum(1), square=False),
             }
-        forecast = self._estimate(mixed * draws.grown(columns))
-        error = math.hypot(forecast.standard_error, (1 - share) * math.sqrt(signs))
+        growth, growth_error = draws.grown(columns)
+        forecast, missed = self._estimate(mixed * growth), growth_error * float(mixed.sum())
+        error = math.hypot(forecast.standard_error, (1 - share) * math.sqrt(signs), missed)
         sizes = [change.bytes for change in chosen]
         return kind(
             name=only.name if only else f"{len(chosen)} changes together",

@@ -66,9 +66,9 @@ class Draws:
     """Diagonal of each change over that of each reference; None if all changes are multiplied."""
     ruling: Int[Tensor, " R"] | None = None
     """Pieces whose products are scaled to the divergence measured there; None: of weights."""
-    growth: Float[Tensor, "J 2 S"] | None = None
-    """Forecasts, and the divergence over each, by which the loss leaves its quadratic; None: of
-    weights."""
+    growth: Float[Tensor, "J 3 S"] | None = None
+    """Forecasts, the divergence over each, by which the loss leaves its quadratic, and its error;
+    None: of weights."""
 
     def by_piece(self, values: Float[Tensor, "D ..."]) -> Float[Tensor, "U ..."]:
         """Average over the samples of each piece."""
@@ -83,14 +83,18 @@ class Draws:
             return values @ self.scales[list(columns)].sum(0)
         return values[:, columns].sum(1)
 
-    def grown(self, columns: Sequence[int]) -> float:
-        """Interpolate the divergence over its quadratic, for changes that are made together."""
+    def grown(self, columns: Sequence[int]) -> tuple[float, float]:
+        """Interpolate the divergence over its quadratic of changes made together, and its error."""
         if self.growth is None:
-            return 1.0
+            return 1.0, 0.0
         parts = self.by_piece(self.squares[:, columns]).sum(0) / 2
         total = float(parts.sum())
-        ratios = [np.interp(total, [0, *x], [1, *y]) for x, y in self.growth[columns].tolist()]
-        return float(parts @ torch.tensor(ratios)) / total if total else 1.0
+        ratios = [
+            (np.interp(total, [0, *x], [1, *y]), np.interp(total, [0, *x], [0, *error]))
+            for x, y, error in self.growth[columns].tolist()
+        ]
+        ratio, error = (parts @ torch.tensor(ratios, dtype=parts.dtype)).tolist()
+        return (ratio / total, error / total) if total else (1.0, 0.0)
 
     def signs(self, columns: Sequence[int]) -> float:
         """Estimate ½ Σ (Δ_i H_ij Δ_j)²: the variance of ½ ΔᵀH_oΔ over random signs of Δ."""

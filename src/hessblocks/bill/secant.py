@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -246,26 +247,35 @@ def with_growth(
     pieces = list(range(len(rows)))[step // 2 :: step]
     if aligned:  # else tokens of a row are pieces too
         by_piece = by_piece[pieces] / draws.shares[pieces].sum()
-    shares, counted = [step**0.5 for step in STEPS], 0.0
-    sums = torch.zeros(len(dearest), len(STEPS), dtype=torch.float64)
+    shares, counted, several = [step**0.5 for step in STEPS], 0.0, list[Tensor]()
+    most_parts = LOOKED_AT if len(pieces) == 1 else 1
     with problem.computing(), torch.no_grad():
         for piece in pieces:
-            before = DivergenceFrom(problem, rows[piece], problem.parameters, 1)
+            before = DivergenceFrom(problem, rows[piece], problem.parameters, most_parts)
             counted += sum(before.counts)
-            for row, columns in enumerate(dearest if before.counts else ()):
-                together = [rounded[column] for column in columns]
-                costs = before.divergences(problem.parameters, together, shares)
-                sums[row] += torch.tensor(costs, dtype=torch.float64)
-    if not sums.isfinite().all():
+            costs = [
+                before.divergences(problem.parameters, [rounded[c] for c in columns], shares)
+                for columns in dearest
+            ]
+            sums = torch.tensor(costs, dtype=torch.float64)
+            several.append(sums.view(len(dearest), len(before.counts), -1).transpose(0, 1))
+    if not (windows := torch.cat(several)).isfinite().all():
         raise RunError("price: a divergence is not finite; look at the changes")
-    growth = torch.ones(len(rounded), 2, len(STEPS), dtype=torch.float64)
-    for edits, columns, costs in zip(alike.values(), dearest, sums / (counted or 1.0), strict=True):
-        quadratics = costs[0] / STEPS[0] * torch.tensor(STEPS, dtype=torch.float64)
+    growth = torch.ones(len(rounded), 3, len(STEPS), dtype=torch.float64)
+    growth[:, 2] = 0
+    squares, count = torch.tensor(STEPS, dtype=torch.float64) / STEPS[0], len(windows)
+    windows /= counted or 1.0
+    for row, (edits, columns) in enumerate(zip(alike.values(), dearest, strict=True)):
+        total = windows[:, row].sum(0)
+        quadratics, left = total[0] * squares, total - windows[:, row]
         if quadratics[-1] > LEAST and not clash(rounded[column] for column in columns):
-            forecast = by_piece[:, columns].sum()
-            if forecast > max(quadratics[-1], ActivationPrice.limits[0]):
+            ratios = left / (left[:, :1] * squares)  # without one window each: jackknife
+            error = (ratios.var(0, correction=0) * (count - 1)).sqrt() * quadratics
+            forecast = float(by_piece[:, columns].sum())
+            if forecast > max(float(quadratics[-1]), ActivationPrice.limits[0]):
                 quadratics /= 1 - (1 / quadratics[-1] - 1 / forecast) * quadratics
-            growth[[*chain(*edits.values())]] = torch.stack([quadratics, costs / quadratics])
+            measured = torch.stack([quadratics, total / quadratics, error / quadratics])
+            growth[[*chain(*edits.values())]] = measured.nan_to_num()
     return replace(draws, growth=growth)
 
 
