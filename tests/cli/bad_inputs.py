@@ -111,9 +111,9 @@ CASES: dict[str, Bad] = {
         train(preset="sasp"), 2, "PRESET: 'sasp' is unknown; did you mean 'sas-p'"
     ),
     "unknown command": Bad(("trian",), 2, 'Unknown command "trian"'),
-    "no preset": Bad(("train",), 2, 'Command "train" parameter PRESET requires an argument'),
+    "no preset": Bad(("train",), 2, "PRESET is missing; type hessblocks train PRESET"),
     "an option without its value": Bad(
-        train("--optimiser"), 2, 'Command "train" parameter --optimiser requires an argument'
+        train("--optimiser"), 2, "--optimiser has no value; type hessblocks train PRESET"
     ),
     "a depth between two": Bad(
         train("--depth", "2.5"), 2, "--depth: expected a whole number, got '2.5'"
@@ -280,9 +280,9 @@ CASES: dict[str, Bad] = {
     "a command that is nearly one of before": Bad(("finetun",), 2, 'Unknown command "finetun"'),
     # models to measure
     "model folder missing": Bad(
-        curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y is not a folder"
+        curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y does not exist"
     ),
-    "no name of a model": Bad(curvature("a b", *LOOK), 2, "MODEL: a b is not a folder; give"),
+    "no name of a model": Bad(curvature("a b", *LOOK), 2, "MODEL: a b does not exist; give"),
     "hub name, no network": Bad(
         curvature("gpt2"), 2, "MODEL: 'gpt2' is not a folder, and no model"
     ),

@@ -438,7 +438,7 @@ def test_a_sampled_run_takes_no_second_derivative(
     ("words", "status", "expected"),
     [
         (["preset:sas-q"], 2, "MODEL: 'sas-q' is unknown; did you mean 'sas-p'"),
-        (["/nowhere/model"], 2, "MODEL: /nowhere/model is not a folder"),
+        (["/nowhere/model"], 2, "MODEL: /nowhere/model does not exist"),
         (["nobody/no-such-model"], 2, "no model of that name is in the local Hugging Face cache"),
         (["preset:sas", "--parts", "outr"], 2, "--parts: 'outr' is unknown; did you mean 'outer'"),
         (["preset:sas", "--parts", ","], 2, "--parts: expected one or more of outer"),

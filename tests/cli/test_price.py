@@ -233,7 +233,7 @@ def test_a_page_of_a_damaged_summary_says_what_is_missing(
         (["--round", "4", "--data", "no.txt"], "--data: no.txt is not a file or folder"),
         (["--round", "4", "--sequences", "30"], "--sequences: 60 windows of 8 tokens"),
         (["--round", "4", "--tokens", "17"], "--tokens: 17 are longer than the context of 16"),
-        (["--merge", "no/such/model"], "--merge: no/such/model is not a folder"),
+        (["--merge", "no/such/model"], "--merge: no/such/model does not exist"),
         (["--merge", "WIDER"], "--merge: .* has other parameters than model"),
     ],
 )

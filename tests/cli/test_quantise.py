@@ -20,6 +20,7 @@ from hessblocks import export, inspection
 from hessblocks.bill import bill as bills
 from hessblocks.cli.app import main
 from hessblocks.inspection import quantising
+from hessblocks.report.pretrained_pages import quantise_headline
 from hessblocks.storage import read_object
 from tests.cli.helpers import Shell, sentence
 from tests.models.gguf_files import tiny_llama, write
@@ -95,6 +96,15 @@ def test_weights_and_kl_are_those_that_are_reported(place: Path) -> None:
     assert kl == pytest.approx(
         float(rows(place / "out" / "files.csv")["this file"]["measured"]), rel=1e-6
     )
+
+
+def test_a_file_that_costs_more_than_was_forecast_says_so(place: Path) -> None:
+    summary = read_object(place / "out" / "summary.json")
+    (file, *_) = summary["files"]
+    file |= {"forecast": 1e-5, "forecast_error": 1e-6, "measured": 5e-5, "measured_error": 1e-6}
+    assert "Trust what is measured: it is 5 times the forecast." in quantise_headline(summary)
+    file |= {"measured_error": 3e-5}
+    assert not [said for said in quantise_headline(summary) if said.startswith("Trust")]
 
 
 def test_the_page_says_three_numbers_and_the_neighbours(shell: Shell, place: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_second_run_replaces_the_first_but_nothing_else(shell: Shell, tmp_path
         ),
         (["preset:pre-ln-plain"], "MODEL: 'pre-ln-plain' is unknown"),
         (["preset:sas", "--presets", "sas"], "MODEL: preset:sas was given twice"),
-        (["./nowhere"], "MODEL: ./nowhere is not a folder"),
+        (["./nowhere"], "MODEL: ./nowhere does not exist"),
         (["preset:sas", "--heads", "3"], "--heads: 3 heads do not divide the width 16"),
         (["preset:sas", "--tokens", "1"], "--tokens: expected a whole number of at least 2, got 1"),
         (["preset:sas", "--depth", "0"], "--depth: expected a whole number of at least 1, got 0"),

@@ -225,6 +225,10 @@ def sentence(error: CycloptsError) -> str:
     match error:
         case cyclopts.ValidationError(argument=Argument() as argument, exception_message=reason):
             return f"{_name(argument)}: {reason}"
+        case cyclopts.MissingArgumentError(argument=Argument() as argument, command_chain=chain):
+            lack = "has no value" if _name(argument) in WORDS.get() else "is missing"
+            usage = TASKS.get(chain[-1] if chain else "", {}).get("usage", "--help")
+            return f"{_name(argument)} {lack}; type hessblocks {' '.join([*chain, usage])}"
         case cyclopts.UnusedCliTokensError(unused_tokens=[*words]):
             return f"{' '.join(words)}: nothing more was expected here; an option begins with --."
         case cyclopts.CoercionError(token=token) if token and token.source != "cli":

@@ -99,7 +99,7 @@ def saved(source: str) -> str:
         return _file(path)
     if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source) and not source.endswith(".gguf"):
         return _cached(source)
-    return f"{source or 'an empty name'} is not a folder; {GIVE}"
+    return f"{source or 'an empty name'} does not exist; {GIVE}"
 
 
 def _folder(folder: Path) -> str:

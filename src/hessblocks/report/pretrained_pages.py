@@ -260,6 +260,10 @@ def quantise_headline(summary: Row) -> tuple[str, ...]:
         f"Standard files of {runtime} beside it (sizes of the tensors), measured: {beside}.",
         f"Embedding {summary['table'] or 'as it was'}; other weights: {counts}.",
     ]
+    errors = math.hypot(file["forecast_error"], file["measured_error"])
+    if file["measured"] > max(1.25 * file["forecast"], file["forecast"] + 2 * errors):
+        ratio = file["measured"] / max(file["forecast"], 1e-300)
+        sentences.insert(1, f"Trust what is measured: it is {ratio:.2g} times the forecast.")
     if original := summary.get("original"):
         total = file["forecast"] + original["model"]
         sentences.append(
