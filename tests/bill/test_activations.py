@@ -125,18 +125,21 @@ def test_over_40_seeds_prices_are_unbiased_and_their_bars_hold() -> None:
     model, data = built(), text(rows=24)
     changes: Any = hb.cache_changes(model, keys=3, values=2, queries=3, heads=True)
     problem = hb.Problem(model, data)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in changes}
-    for seed in range(40):
-        for name, price in hb.price(problem, changes, samples=24, seed=seed).items():
-            found[name].append((price.diagonal.value, price.diagonal.standard_error))
-    apart = []
-    for name, change in changes.items():
-        truth = dense_price(model, data["input_ids"], change)
-        values, bars = torch.tensor(found[name], dtype=torch.float64).T
-        assert abs(values.mean() - truth) < 4 * values.std() / 40**0.5, name
-        apart.append((values - truth).abs() / bars)
-    shares = [float((torch.cat(apart) < bound).double().mean()) for bound in (1, 2, 3)]
-    assert all(share > least for share, least in zip(shares, (0.6, 0.9, 0.98), strict=True)), shares
+    bills = [hb.price(problem, changes, samples=24, seed=seed) for seed in range(40)]
+    for kind in (
+        "diagonal",
+        "forecast",
+    ):  # at costs so small, the loss does not leave its quadratic
+        apart = []
+        for name, change in changes.items():
+            truth = dense_price(model, data["input_ids"], change)
+            estimates = [getattr(bill[name], kind) for bill in bills]
+            pairs = [(estimate.value, estimate.standard_error) for estimate in estimates]
+            values, bars = torch.tensor(pairs, dtype=torch.float64).T
+            assert abs(values.mean() - truth) < 4 * values.std() / 40**0.5, name
+            apart.append((values - truth).abs() / bars)
+        shares = [float((torch.cat(apart) < bound).double().mean()) for bound in (1, 2, 3)]
+        assert all(a > least for a, least in zip(shares, (0.6, 0.9, 0.98), strict=True)), shares
 
 
 class OneAttention(PreTrainedModel):
@@ -311,22 +314,32 @@ def test_a_forecast_grows_as_the_loss_does_along_the_change_of_the_logits() -> N
         share = (price.diagonal.value / quadratic) ** 0.5
         assert share < most
         assert price.forecast.value == pytest.approx(divergence(share), rel=0.02)
-        growth = price.forecast.value / price.diagonal.value
+        ends = divergence(share * 1.05**0.5) - divergence(share * 0.95**0.5)
+        slope = ends / (0.1 * price.diagonal.value)
         pairs = [divergences(share), divergences(1e-3) * (1e3 * share) ** 2]
         left_out = torch.stack([(a - a.sum()) / 11 for a in pairs])  # jackknife over the rows
         ratios = left_out[0] / left_out[1]
         missed = float(((ratios - ratios.mean()).square().sum() * 11 / 12).sqrt())
-        errors = growth * price.diagonal.standard_error, missed * price.diagonal.value
+        errors = slope * price.diagonal.standard_error, missed * price.diagonal.value
         assert errors[1] > 0.05 * errors[0]
-        assert price.forecast.standard_error == pytest.approx(math.hypot(*errors), rel=0.05)
+        assert price.forecast.standard_error == pytest.approx(math.hypot(*errors), rel=0.15)
     assert bill["0 inputs, 2 bits"].forecast.value > 1.5 * bill["0 inputs, 2 bits"].diagonal.value
 
 
-def test_a_forecast_beyond_trust_that_is_too_high_saturates() -> None:
-    bill, divergences = linear_logits(seed=3)
-    price, measured = bill["0 inputs, 2 bits"], float(divergences(1.0).mean())
-    assert price.diagonal.value > 1.2 * measured > 0.3
-    assert price.forecast.value == pytest.approx(measured)
+def test_sums_grow_with_every_change_and_an_allocation_of_nats_is_within_them() -> None:
+    torch.manual_seed(3)
+    parts = [nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 9)) for _ in range(6)]
+    model, x = Sum(*parts).double(), torch.randn(12, 6).double()
+    for part in parts:
+        part[2].weight.data *= 6
+    problem = hb.Problem(model, [(x, torch.zeros(12, dtype=torch.long))], loss="classification")
+    bill = hb.price(problem, hb.activation_changes(model, bits=(2, 3, 8)), samples=300)
+    names = [name for name in bill if name.endswith("2 bits")]
+    totals = [bill.sum(names[:count]).forecast.value for count in range(1, len(names) + 1)]
+    assert totals == sorted(totals)
+    assert totals[-1] > 1.05 * sum(bill[name].forecast.value for name in names)
+    for nats in (0.3 * totals[-1], 0.6 * totals[-1]):
+        assert 0 < bill.allocate(nats=nats).total.forecast.value <= nats
 
 
 class Sum(nn.Module):

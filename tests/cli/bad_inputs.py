@@ -279,9 +279,7 @@ CASES: dict[str, Bad] = {
     ),
     "a command that is nearly one of before": Bad(("finetun",), 2, 'Unknown command "finetun"'),
     # models to measure
-    "model folder missing": Bad(
-        curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y does not exist"
-    ),
+    "model folder missing": Bad(curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y does not exist"),
     "no name of a model": Bad(curvature("a b", *LOOK), 2, "MODEL: a b does not exist; give"),
     "hub name, no network": Bad(
         curvature("gpt2"), 2, "MODEL: 'gpt2' is not a folder, and no model"

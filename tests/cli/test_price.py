@@ -358,7 +358,7 @@ def test_a_quantised_copy_is_billed_against_its_original(
         (["--against", place / "model"], "has the same weights as model"),
         (["--against", copy, "--round", "4"], "a quantised copy is priced alone"),
         (["--against", llama(tmp_path / "wide", width=24)], "has weights of other sizes"),
-        (["--against", tmp_path / "none"], r"--against: \S+ is no"),
+        (["--against", tmp_path / "none"], r"--against: \S+ does not exist"),
     ):
         outcome = shell(*given, *more, "--out", tmp_path / "other")
         assert outcome.status == 2

@@ -87,6 +87,7 @@ RANDOM: dict[str, Callable[[Tensor], Tensor]] = {
     "numpy": lambda hidden: hidden * float(np.random.rand()),
     "numpy's own": lambda hidden: hidden * PRIVATE.random(),
     "Python": lambda hidden: hidden * random.random(),
+    "last row": lambda hidden: torch.cat([hidden[:-1], hidden[-1:] * random.random()]),
     "counter": lambda hidden: hidden * next(COUNTER),
     "clock": lambda hidden: hidden * (1 + time.perf_counter_ns() % 1000),
 }

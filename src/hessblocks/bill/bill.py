@@ -288,8 +288,14 @@ class Bill(Tabular, Mapping[str, Price]):
             prices = _with_most_bits(prices, bits)
         rest = self.untouched(prices)
         budgets = {"bits": bits, "bytes": None if bytes is None else bytes - rest, "nats": nats}
-        choices = allocate(prices, **budgets)
-        return self.chosen([price.name for price in choices])
+        chosen = self.chosen([price.name for price in allocate(prices, **budgets)])
+        # rounded activations cost more together than alone
+        while nats and self.draws.growth is not None and costs is None:
+            if (total := chosen.total.forecast.value) <= nats:
+                break
+            budgets["nats"] = 0.999 * (budgets["nats"] or 0.0) * nats / total
+            chosen = self.chosen([price.name for price in allocate(prices, **budgets)])
+        return chosen
 
     def untouched(self, prices: Iterable[Price]) -> int:
         """Count the bytes of unedited parameters, at 4 an entry; 0 if activations are rounded."""
@@ -389,9 +395,10 @@ class Bill(Tabular, Mapping[str, Price]):
                 "cross": self._estimate(full - each_alone, square=False),
                 "gradient": self._estimate(draws.slopes[:, columns].sum(1), square=False),
             }
-        growth, growth_error = draws.grown(columns)
-        forecast, missed = self._estimate(mixed * growth), growth_error * float(mixed.sum())
-        error = math.hypot(forecast.standard_error, (1 - share) * math.sqrt(signs), missed)
+        growth, slope, missed = draws.grown(columns)
+        forecast = self._estimate(mixed)
+        error = math.hypot(slope * forecast.standard_error, (1 - share) * math.sqrt(signs), missed)
+        forecast = replace(forecast, value=growth * forecast.value)
         sizes = [change.bytes for change in chosen]
         return kind(
             name=only.name if only else f"{len(chosen)} changes together",

@@ -43,6 +43,9 @@ from hessblocks.linalg import default_limit, working_dtype
 AT_ONCE = 1 << 14
 """Entries multiplied at a time, few enough for a processor's cache."""
 
+NEAR, FAR = 0.05, 1e9
+"""Relative distance of two forecasts for the slope of the divergence, and of one beyond all."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Draws:
@@ -67,8 +70,8 @@ class Draws:
     ruling: Int[Tensor, " R"] | None = None
     """Pieces whose products are scaled to the divergence measured there; None: of weights."""
     growth: Float[Tensor, "J 3 S"] | None = None
-    """Forecasts, the divergence over each, by which the loss leaves its quadratic, and its error;
-    None: of weights."""
+    """Forecasts, the divergence at each, which leaves its quadratic, and its error; None: of
+    weights."""
 
     def by_piece(self, values: Float[Tensor, "D ..."]) -> Float[Tensor, "U ..."]:
         """Average over the samples of each piece."""
@@ -83,18 +86,27 @@ class Draws:
             return values @ self.scales[list(columns)].sum(0)
         return values[:, columns].sum(1)
 
-    def grown(self, columns: Sequence[int]) -> tuple[float, float]:
-        """Interpolate the divergence over its quadratic of changes made together, and its error."""
+    def grown(self, columns: Sequence[int]) -> tuple[float, float, float]:
+        """Interpolate the divergence of changes made together.
+
+        Returns:
+            Divergence and slope, both over the quadratic, and the error of the divergence.
+        """
         if self.growth is None:
-            return 1.0, 0.0
+            return 1.0, 1.0, 0.0
         parts = self.by_piece(self.squares[:, columns]).sum(0) / 2
         total = float(parts.sum())
-        ratios = [
-            (np.interp(total, [0, *x], [1, *y]), np.interp(total, [0, *x], [0, *error]))
-            for x, y, error in self.growth[columns].tolist()
-        ]
-        ratio, error = (parts @ torch.tensor(ratios, dtype=parts.dtype)).tolist()
-        return (ratio / total, error / total) if total else (1.0, 0.0)
+        if not total:
+            return 1.0, 1.0, 0.0
+        points = total * np.array([1.0, 1 - NEAR, 1 + NEAR])
+        rows = []
+        for x, *curves in self.growth[columns].tolist():
+            ends = [0, *x, FAR * x[-1]]  # beyond the last, in proportion
+            costs, errors = ([0, *curve, FAR * curve[-1]] for curve in curves)
+            cost, below, above = np.interp(points, ends, costs)
+            rows.append((cost, (above - below) / (2 * NEAR), np.interp(total, ends, errors)))
+        cost, slope, error = (parts @ torch.tensor(rows, dtype=parts.dtype)).tolist()
+        return cost / total**2, slope / total**2, error / total
 
     def signs(self, columns: Sequence[int]) -> float:
         """Estimate ½ Σ (Δ_i H_ij Δ_j)²: the variance of ½ ΔᵀH_oΔ over random signs of Δ."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hessblocks.bill.activations import ActivationChange, ActivationPrice, activations_of, clash
+from hessblocks.bill.activations import ActivationChange, activations_of, clash
 from hessblocks.bill.changes import Change, New
 from hessblocks.bill.draws import Draws
 from hessblocks.bill.measured import DivergenceFrom, measure
@@ -216,9 +216,8 @@ def with_growth(
 
     The change of the logits stays proportional to the rounding where the loss has left its
     quadratic: log Σ exp has heavier tails, so that cross-entropies grow faster. For each tensor
-    (keys, values, ...) the dearest edit of all places rounds a few pieces. Shares of the change z
-    of the logits then stand for cheaper roundings. Where its forecast D is not trusted and
-    exceeds the quadratic Q of z, the forecasts q saturate as q / (1 + (D/Q − 1) q/D).
+    (keys, values, ...) the dearest edit of all places rounds a few pieces. Shares of the change of
+    the logits then stand for cheaper roundings.
 
     Args:
         problem: model, loss and data of the draws.
@@ -238,15 +237,13 @@ def with_growth(
     for column, change in enumerate(rounded):
         tensor = change.tap.rpartition(" ")[2]
         alike.setdefault(tensor, {}).setdefault(change.how, []).append(column)
-    by_piece = draws.by_piece(draws.squares) / 2
+    forecasts = draws.by_piece(draws.squares).sum(0)
     dearest = [
-        max(edits.values(), key=lambda columns: float(by_piece[:, columns].sum()))
+        max(edits.values(), key=lambda columns: float(forecasts[columns].sum()))
         for edits in alike.values()
     ]
-    aligned, step = len(rows) == len(draws.shares), max(1, len(rows) // LOOKED_AT)
+    step = max(1, len(rows) // LOOKED_AT)
     pieces = list(range(len(rows)))[step // 2 :: step]
-    if aligned:  # else tokens of a row are pieces too
-        by_piece = by_piece[pieces] / draws.shares[pieces].sum()
     shares, counted, several = [step**0.5 for step in STEPS], 0.0, list[Tensor]()
     most_parts = LOOKED_AT if len(pieces) == 1 else 1
     with problem.computing(), torch.no_grad():
@@ -261,9 +258,9 @@ def with_growth(
             several.append(sums.view(len(dearest), len(before.counts), -1).transpose(0, 1))
     if not (windows := torch.cat(several)).isfinite().all():
         raise RunError("price: a divergence is not finite; look at the changes")
-    growth = torch.ones(len(rounded), 3, len(STEPS), dtype=torch.float64)
-    growth[:, 2] = 0
-    squares, count = torch.tensor(STEPS, dtype=torch.float64) / STEPS[0], len(windows)
+    steps, count = torch.tensor(STEPS, dtype=torch.float64), len(windows)
+    growth = torch.stack([steps, steps, 0 * steps]).repeat(len(rounded), 1, 1)
+    squares = steps / STEPS[0]
     windows /= counted or 1.0
     for row, (edits, columns) in enumerate(zip(alike.values(), dearest, strict=True)):
         total = windows[:, row].sum(0)
@@ -271,11 +268,7 @@ def with_growth(
         if quadratics[-1] > LEAST and not clash(rounded[column] for column in columns):
             ratios = left / (left[:, :1] * squares)  # without one window each: jackknife
             error = (ratios.var(0, correction=0) * (count - 1)).sqrt() * quadratics
-            forecast = float(by_piece[:, columns].sum())
-            if forecast > max(float(quadratics[-1]), ActivationPrice.limits[0]):
-                quadratics /= 1 - (1 / quadratics[-1] - 1 / forecast) * quadratics
-            measured = torch.stack([quadratics, total / quadratics, error / quadratics])
-            growth[[*chain(*edits.values())]] = measured.nan_to_num()
+            growth[[*chain(*edits.values())]] = torch.stack([quadratics, total, error]).nan_to_num()
     return replace(draws, growth=growth)
 
 

@@ -227,8 +227,9 @@ def sentence(error: CycloptsError) -> str:
             return f"{_name(argument)}: {reason}"
         case cyclopts.MissingArgumentError(argument=Argument() as argument, command_chain=chain):
             lack = "has no value" if _name(argument) in WORDS.get() else "is missing"
-            usage = TASKS.get(chain[-1] if chain else "", {}).get("usage", "--help")
-            return f"{_name(argument)} {lack}; type hessblocks {' '.join([*chain, usage])}"
+            names = chain or ("",)
+            usage = TASKS.get(names[-1], {}).get("usage", "--help")
+            return f"{_name(argument)} {lack}; type hessblocks {' '.join([*names, usage])}"
         case cyclopts.UnusedCliTokensError(unused_tokens=[*words]):
             return f"{' '.join(words)}: nothing more was expected here; an option begins with --."
         case cyclopts.CoercionError(token=token) if token and token.source != "cli":

@@ -60,10 +60,8 @@ FAULTS = (
           "self._apply($$a, self.columns, self.rows)"
           " => self._apply($$a, self.rows, self.columns)",
           "test_a_block_between_two_groups_equals_dense_autodiff"),
-    fault("a product alone of a random model counts", "first and not pushes and not $a => False",
+    fault("a product alone of a random model counts", "first and not pushes => False",
           "test_a_product_alone_of_a_random_model_is_refused", within="whole_graphs"),
-    fault("a few rows that differ count as repeated", "return False => return True",
-          "test_a_product_alone_of_a_random_model_is_refused", within="_repeated"),
     fault("a layer norm that the forward pass differentiates goes unnoticed",
           "note_derivative() => pass",
           "test_a_layer_norm_that_the_forward_pass_differentiates_has_its_third_derivative",

@@ -14,7 +14,6 @@ Letters: K vectors that are multiplied at once.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -92,7 +91,7 @@ def whole_graphs(
                     else BatchGraph(problem, batch, names, split=[*parts] != ["full"], plan=plan)
                 )
             _check(problem, graph.readout, graph.parameters, saved)
-            if first and not pushes and not _repeated(problem, batch, graph.readout, parameters):
+            if first and not pushes:
                 with torch.no_grad():
                     _compare(graph.readout, problem.forward(batch, parameters)[0].hidden)
             problem.checked.add(frozenset(names))
@@ -108,23 +107,6 @@ def _check(
     if reached.functions or missing or saved.narrowest != next(iter(leaves.values())).dtype:
         raise Unplanned
     check_bypass(problem.model, reached)
-
-
-@torch.no_grad()
-def _repeated(
-    problem: Any, batch: Batch, readout: Readout, parameters: Mapping[str, Tensor]
-) -> bool:
-    """Tell whether a few rows alone, by the model's own kernels, give the same logits again."""
-    count = math.ceil(ENTRIES * batch.rows / max(1, readout.hidden.numel()))
-    try:
-        rows = batch.split(count)[0]
-        alone, _ = problem.forward(rows, parameters, twice=False)
-        whole = replace(readout, hidden=readout.hidden.detach()[: rows.rows])
-        logits = torch.cat([*whole.pieces()]).view_as(alone.hidden)
-        check_same(Readout(logits), alone)
-    except Exception:  # rows may depend on each other, or not stand alone: another pass tells
-        return False
-    return True
 
 
 def _compare(readout: Readout, again: Tensor) -> None:
