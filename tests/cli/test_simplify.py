@@ -160,18 +160,22 @@ def test_a_folder_with_a_known_tokeniser_becomes_a_gguf_file(
     stored = sum(int(tensor.n_elements) for tensor in reader.tensors)
     assert stored == sum(weight.numel() for weight in hb.load(model)[0].parameters())
     del reader
+    file, first = tmp_path / "out" / "model.gguf", (tmp_path / "out" / "model.gguf").read_bytes()
     assert shell(*command, "--steps", "0").status == 0  # this run wrote it
-    points = (tmp_path / "out" / "points.jsonl").read_bytes()
+    assert (tmp_path / "out" / "model-0.2-steps-6.gguf").read_bytes() == first
+    points, written = (tmp_path / "out" / "points.jsonl").read_bytes(), file.read_bytes()
+    shutil.rmtree(model)  # the file alone tells its settings
     assert shell(*command, "--steps", "0").status == 0
     assert (tmp_path / "out" / "points.jsonl").read_bytes() == points
-    file, written = tmp_path / "out" / "model.gguf", (tmp_path / "out" / "model.gguf").read_bytes()
+    assert not (tmp_path / "out" / "model-0.2-steps-0.gguf").exists()
     for content in (b"mine", written[:-1] + b"x"):
         file.write_bytes(content)
-        told = shell(*command)
+        told = shell(*command, "--steps", "0")
         assert told.status == 2
         assert "model.gguf would be replaced, but was not written by this run" in sentence(told)
         assert file.read_bytes() == content
-    assert shell(*(word for word in command if word not in ("--to", "gguf"))).status == 0
+    folder = [word for word in command if word not in ("--to", "gguf")]
+    assert shell(*folder, "--steps", "0").status == 0
     assert file.read_bytes() == content
 
 
@@ -295,6 +299,31 @@ def test_another_target_or_healing_needs_no_new_table(
     assert tables[0] == tables[1]  # columns too, though all rows come from the store
     other = shell(*words(place, tmp_path / "out"), "--sequences", "5")
     assert (other.status, "with other settings (sequences" in sentence(other)) == (2, True)
+
+
+def test_a_model_of_other_settings_gets_another_name_and_is_never_lost(
+    place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    out, few = tmp_path / "out", ["--even", "--steps", "0"]
+    assert shell(*words(place, out, *few)).status == 0
+    first = (out / "model" / "model.safetensors").read_bytes()
+    assert shell(*words(place, out, *few, "--also", place / "text.txt")).status == 0
+    assert not list(out.glob("model-*"))  # the same model
+    more = words(place, out, *few, "--save", "0.1")
+    told = shell(*more)
+    earlier = out / "model-0.2-even-steps-0"
+    assert f"model of other settings is now {earlier}" in told.output + told.errors
+    assert (earlier / "model.safetensors").read_bytes() == first
+    second = (out / "model" / "model.safetensors").read_bytes()
+    assert second != first
+    assert shell(*more).status == 0
+    assert [path.name for path in out.glob("model-*")] == [earlier.name]
+    assert shell(*words(place, out, *few)).status == 0
+    assert (out / "model-0.1-even-steps-0" / "model.safetensors").read_bytes() == second
+    told = shell(*more)
+    assert (told.status, f"{earlier.name}, is taken" in sentence(told)) == (2, True)
+    assert (out / "model" / "model.safetensors").read_bytes() == first
+    assert (earlier / "model.safetensors").read_bytes() == first
 
 
 @pytest.mark.parametrize(

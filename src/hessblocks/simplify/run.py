@@ -46,6 +46,8 @@ CHEAPEST = 60
 """Removals that summary.json and the page list as the cheapest."""
 FREE_SETTINGS = ("save", "even", "steps", "towards", "learning_rate", "batch", "also", "to")
 """Settings that a later call in the same folder may change: no measured removal depends on them."""
+OF_MODEL = ("even", "steps", "towards", "learning_rate", "batch")
+"""Those that the result depends on, besides `save`."""
 SPLITS = (0.8, 0.9)
 """Shares of the text at which its training and validation parts end; the rest is for the test."""
 TESTED, LONGEST = 4096, 512
@@ -140,7 +142,8 @@ def simplify_model(
     with claimed(folder, config, free=FREE_SETTINGS):
         store = storage.mended_store(folder)
         if settings.save:
-            _check_replaceable(folder, run, store, settings.to)
+            label = _label(settings)
+            _earlier(folder, run, store, settings.to, label)
         stored = models.stored_words(original.config)
         for word in filter(None, (stored, start_words(tokenizer, settings.bare))):
             progress.note(word)
@@ -189,13 +192,17 @@ def simplify_model(
                 }
                 summary |= _tested_result(original, removed, healed, tests, settings)
             command = _command(saved.name, Path(data).name, settings)
-            _save(healed, folder / "model", run, saved, command, tokenizer, summary)
+            for old, new in _earlier(folder, run, store, settings.to, label).items():
+                old.rename(new)
+                progress.note(f"{old.name} of other settings is now {new}")
+            seal = {"run": run, "label": label}
+            _save(healed, folder / "model", seal, saved, command, tokenizer, summary)
             if settings.to == "gguf":
                 vocabulary = source if saved.gguf else tokenizer
                 with storage.atomic_path(folder / "model.gguf") as temporary:
                     export.to_gguf(healed, temporary, vocabulary)
                     if store.get(key := _key_of(temporary)) is None:
-                        store.add(key, [])
+                        store.add(key, [{"label": label}])
         storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
@@ -371,23 +378,45 @@ def _command(source: str, data: str, settings: SimplifySettings) -> str:
     return shlex.join(words)
 
 
-def _check_replaceable(folder: Path, run: str, store: storage.Store, to: str) -> None:
-    """Refuse to replace a model that was not written by this run, or has changed since."""
+def _label(settings: SimplifySettings) -> str:
+    """Name the settings that the result depends on: `save`, and others that are not the default."""
+    words, plain = [str(settings.save)], SimplifySettings()
+    for name in OF_MODEL:
+        if (value := getattr(settings, name)) != getattr(plain, name):
+            words += [name, *([] if value is True else [str(value)])]
+    return "-".join(words)
+
+
+def _earlier(folder: Path, run: str, store: storage.Store, to: str, label: str) -> dict[Path, Path]:
+    """Map results of this run with other settings to the paths that they are renamed to."""
     model, file, fault = folder / "model", folder / "model.gguf", ""
+    labels = {}
     if os.path.lexists(model) and not (fault := storage.check_manifest(model, name=model.name)):
         author = storage.read_object(model / storage.MANIFEST).get("of")
+        seal, same = storage.remembered_in(model), author == storage.identity_in(folder)
         # older seals have `of` alone, which depends on all settings
-        if storage.remembered_in(model).get("run") != run and author != storage.identity_in(folder):
+        if seal.get("run") != run and not same:
             fault = "is of another run"
-    if not fault and to == "gguf" and os.path.lexists(file):
-        model = file
-        if not file.is_file() or store.get(_key_of(file)) is None:
-            fault = "was not written by this run, or has changed since"
+        labels[model] = seal.get("label", label if same else "earlier")
+    if not fault and os.path.lexists(file):
+        if file.is_file() and (record := store.get(_key_of(file))):
+            rows = record.rows or [{"label": labels.get(model, "earlier")}]  # older ones have none
+            labels[file] = rows[0]["label"]
+        elif to == "gguf":
+            model, fault = file, "was not written by this run, or has changed since"
+    paths = {
+        path: path.with_name(f"model-{name}{path.suffix}")
+        for path, name in labels.items()
+        if name != label
+    }
+    if taken := [path for path in paths.values() if os.path.lexists(path)]:
+        fault = fault or f"its name as an earlier result, {taken[0].name}, is taken"
     if fault:
         raise ArgumentError(
             f"--out: {model} would be replaced, but {fault}; move it away, or choose another "
             "folder."
         )
+    return paths
 
 
 def _key_of(file: Path) -> str:
@@ -398,7 +427,7 @@ def _key_of(file: Path) -> str:
 def _save(
     model: Any,
     folder: Path,
-    run: str,
+    seal: dict[str, Any],
     saved: Any,
     command: str,
     tokenizer: Any,
@@ -429,7 +458,7 @@ def _save(
         tokenizer.save_pretrained(temporary)
         _write_card(temporary, kind, facts, **about)
         identity = storage.identity_in(folder.parent)
-        storage.write_manifest(temporary, identity, folder.name, {"run": run})
+        storage.write_manifest(temporary, identity, folder.name, seal)
 
 
 def _summary(name: str, model: Any, table: Removals) -> dict[str, Any]:
