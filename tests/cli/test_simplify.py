@@ -1,5 +1,6 @@
 """`hessblocks simplify` on a tiny Llama: its files and page, going on, bad input."""
 
+import copy
 import json
 import re
 import shutil
@@ -237,6 +238,41 @@ def test_a_healed_model_that_predicts_no_numbers_is_not_saved(
     found = shell(*words(place, tmp_path / "out", *few))
     assert "model is not finite; try a lower --learning-rate" in sentence(found)
     assert not {"model", "summary.json"} & {path.name for path in (tmp_path / "out").iterdir()}
+
+
+@pytest.mark.parametrize("towards", ["logits", "text"])
+def test_of_the_models_before_and_after_healing_the_better_is_saved(
+    place: Path, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch, towards: str
+) -> None:
+    """Healing is a seeded change for the worse; the test text is not looked at for the choice."""
+    more = ["--even", "--towards", towards]
+    plain = shell(*words(place, tmp_path / "plain", *more, "--steps", "0"))
+    assert "updates of healing" not in plain.output
+
+    def spoilt(model: HessblocksForCausalLM, *_: object, **__: object) -> HessblocksForCausalLM:
+        worse = copy.deepcopy(model)
+        for weight in worse.model.layers.parameters():
+            weight.data += torch.randn(weight.shape, generator=torch.manual_seed(0))
+        return worse
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "heal", spoilt)
+        told = shell(*words(place, tmp_path / "out", *more))
+    assert "so the model before it was saved" in " ".join(told.output.split())
+    weights = [
+        (tmp_path / n / "model" / "model.safetensors").read_bytes() for n in ("plain", "out")
+    ]
+    assert weights[0] == weights[1]
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())
+    (text,) = found["texts"]
+    assert found["kept"] == "removed"
+    assert text["healed"]["kl"] > text["removed"]["kl"]
+    card = (tmp_path / "out" / "model" / "README.md").read_text()
+    assert f"{text['removed']['perplexity']:.4g}, before" in card.replace("\\", "")
+    fewer = ["--steps", "40", "--learning-rate", "0.01"]
+    told = shell(*words(place, tmp_path / "healed", *more, *fewer))
+    assert "(saved: the better on" in " ".join(told.output.split())
+    assert json.loads((tmp_path / "healed" / "summary.json").read_text())["kept"] == "healed"
 
 
 @pytest.mark.slow

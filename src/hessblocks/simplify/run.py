@@ -79,8 +79,9 @@ def simplify_model(
 
     With `even` no removal is measured: equally many MLP units go in all layers, and the result is
     a model of its family. The first four fifths of the text are for training: weights are refitted
-    and healed on them. The next tenth is for validation: removals are measured and chosen on it.
-    The last tenth, and the text `also`, are for the test of the result; no choice depends on them.
+    and healed on them. The next tenth is for validation: removals are measured and chosen on it,
+    and the better of the models before and after healing. The last tenth, and the text `also`, are
+    for the test of the result; no choice depends on them.
 
     Args:
         source: folder that `save_pretrained` wrote, GGUF file, or name in the local Hugging Face
@@ -183,12 +184,15 @@ def simplify_model(
                     seed=settings.seed,
                 )
             with progress.stage("test"):
+                pair = {"healed": healed, "removed": removed}
+                kept = _better(original, pair, validation, settings.towards)
                 summary |= {
                     "asked": settings.save,
                     "even": even,
                     "layers": plan.to_rows(),
                     "forecast": plan.forecast,
                     "seconds": seconds,
+                    "kept": kept,
                 }
                 summary |= _tested_result(original, removed, healed, tests, settings)
             command = _command(saved.name, Path(data).name, settings)
@@ -196,11 +200,11 @@ def simplify_model(
                 old.rename(new)
                 progress.note(f"{old.name} of other settings is now {new}")
             seal = {"run": run, "label": label}
-            _save(healed, folder / "model", seal, saved, command, tokenizer, summary)
+            _save(pair[kept], folder / "model", seal, saved, command, tokenizer, summary)
             if settings.to == "gguf":
                 vocabulary = source if saved.gguf else tokenizer
                 with storage.atomic_path(folder / "model.gguf") as temporary:
-                    export.to_gguf(healed, temporary, vocabulary)
+                    export.to_gguf(pair[kept], temporary, vocabulary)
                     if store.get(key := _key_of(temporary)) is None:
                         store.add(key, [{"label": label}])
         storage.write_json(folder / "summary.json", summary)
@@ -343,6 +347,18 @@ def _tested_result(
     }
 
 
+def _better(
+    original: models.HessblocksForCausalLM, pair: Mapping[str, Any], tokens: Tensor, towards: str
+) -> str:
+    """Name the model that is better by what healing lowers; of equal ones, the first."""
+    held_out, measure = Held(original, tokens), {"logits": "kl", "text": "loss"}[towards]
+    costs = {
+        name: getattr(held_out.cost(list(model.model.layers), 0), measure).value
+        for name, model in pair.items()
+    }
+    return min(costs, key=costs.__getitem__)
+
+
 def _on_text(
     original: models.HessblocksForCausalLM, changed: Mapping[str, Any], tokens: Tensor
 ) -> dict[str, Any]:
@@ -435,14 +451,14 @@ def _save(
 ) -> None:
     """Save a model, as one of its family where that can hold it, with tokenizer and card."""
     about = {"base_model": saved.name, "license": saved.licence}
-    test = summary["texts"][0]
+    test, kept = summary["texts"][0], summary["texts"][0][summary["kept"]]
     kind = (model.config.family or {}).get("model_type", "model")
     facts = {
         "made from": f"a pretrained {kind}, {about['base_model']}",
         "made by": command,
         "parameters saved": f"{summary['saved']:.1%}",
-        "KL divergence from it, nats per token": f"{test['healed']['kl']:.3g}",
-        "perplexity": f"{test['healed']['perplexity']:.4g}, before {test['perplexity']:.4g}",
+        "KL divergence from it, nats per token": f"{kept['kl']:.3g}",
+        "perplexity": f"{kept['perplexity']:.4g}, before {test['perplexity']:.4g}",
         "removed": "; ".join(f"layer {row['layer']}: {row['gone']}" for row in summary["layers"]),
         **({"weights it was made from": summary["stored"]} if summary["stored"] else {}),
         "opened by": f"transformers, as any {kind}",
