@@ -101,6 +101,25 @@ def test_an_even_result_opens_without_hessblocks_with_the_same_logits_and_licenc
     assert torch.allclose(torch.load(tmp_path / "logits.pt"), logits, atol=1e-5)
 
 
+def test_more_than_was_asked_is_told_with_the_reason(
+    place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    """256 units go in steps of 64, a quarter of which is 22 %; 32 units go one by one."""
+    shutil.copytree(place / "model", tmp_path / "wide")
+    config = LlamaConfig.from_pretrained(tmp_path / "wide", intermediate_size=256)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "wide")
+    for source, save, told in (("wide", 0.15, True), ("wide", 0.22, False), ("model", 0.15, False)):
+        out = tmp_path / f"{source}-{save}"
+        command = words(place, out, "--even", "--steps", "0", "--save", save)
+        command[1] = (tmp_path if source == "wide" else place) / source
+        found = " ".join(shell(*command).output.split())
+        clause = f"({100 * save:.0f} % asked; widths stay multiples of 64)"
+        page = " ".join((out / "report.html").read_text().split())
+        assert (clause in found) == (clause in page) == told
+        saved = json.loads((out / "summary.json").read_text())["saved"]
+        assert (saved > save + 0.005 and source == "wide") == told
+
+
 OPENED = """
 import sys, torch
 from transformers import AutoModelForCausalLM

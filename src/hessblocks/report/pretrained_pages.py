@@ -371,8 +371,12 @@ def simplify_headline(summary: Row) -> tuple[str, ...]:
         )
         healed = f", and {nats(text['healed'], 'kl')} after {updates} updates of healing ({why})"
     costs = f"{nats(text['removed'], 'kl')} nats per token of KL{healed}"
+    short = ""
+    if (step := summary.get("step")) and summary["saved"] - summary["asked"] > 0.005:
+        widths = f"multiples of {step}" if step > 1 else "whole"
+        short = f" ({100 * summary['asked']:.3g} % asked; widths stay {widths})"
     sentences = [
-        f"{summary['saved']:.1%} fewer parameters cost {costs}: "
+        f"{summary['saved']:.1%} fewer parameters{short} cost {costs}: "
         f"perplexity {text['perplexity']:.4g} before, {kept['perplexity']:.4g} after. "
         f"Measured on {text['tokens']:,} tokens that nothing was chosen by.",
         f"Of the layers {summary['layer_parameters']:.1%} of the parameters, "

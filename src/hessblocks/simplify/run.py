@@ -38,6 +38,7 @@ from hessblocks.simplify.table import (
     Removals,
     check_removals,
     measure_removals,
+    unit_step,
 )
 from hessblocks.storage import CARD, write_text
 from hessblocks.training import claimed, resolve_device, saving
@@ -189,6 +190,7 @@ def simplify_model(
                 summary |= {
                     "asked": settings.save,
                     "even": even,
+                    "step": unit_step(original.config.blocks[0].resolved_mlp_width) if even else 0,
                     "layers": plan.to_rows(),
                     "forecast": plan.forecast,
                     "seconds": seconds,
