@@ -197,7 +197,7 @@ def test_a_simplified_model_is_measured_against_the_model_it_was_made_from(
         kl = float((before.exp() * (before - after)).sum(-1).mean())
         assert kl == pytest.approx(summary["original"][key], rel=1e-4), key
         assert summary["original"][f"{key}_error"] > 0
-    assert "Against tiny, from which model was made: forecast" in outcome.output
+    assert "Against tiny, from which smaller was made: forecast" in outcome.output
     again = shell(*call, "--original", source)
     assert again.status == 0
     assert "nothing is measured again" in again.errors

@@ -1,5 +1,6 @@
 """`hessblocks simplify` on a tiny Llama: its files and page, going on, bad input."""
 
+import copy
 import json
 import re
 import shutil
@@ -100,6 +101,25 @@ def test_an_even_result_opens_without_hessblocks_with_the_same_logits_and_licenc
     assert torch.allclose(torch.load(tmp_path / "logits.pt"), logits, atol=1e-5)
 
 
+def test_more_than_was_asked_is_told_with_the_reason(
+    place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    """256 units go in steps of 64, a quarter of which is 22 %; 32 units go one by one."""
+    shutil.copytree(place / "model", tmp_path / "wide")
+    config = LlamaConfig.from_pretrained(tmp_path / "wide", intermediate_size=256)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "wide")
+    for source, save, told in (("wide", 0.15, True), ("wide", 0.22, False), ("model", 0.15, False)):
+        out = tmp_path / f"{source}-{save}"
+        command = words(place, out, "--even", "--steps", "0", "--save", save)
+        command[1] = (tmp_path if source == "wide" else place) / source
+        found = " ".join(shell(*command).output.split())
+        clause = f"({100 * save:.0f} % asked; widths stay multiples of 64)"
+        page = " ".join((out / "report.html").read_text().split())
+        assert (clause in found) == (clause in page) == told
+        saved = json.loads((out / "summary.json").read_text())["saved"]
+        assert (saved > save + 0.005 and source == "wide") == told
+
+
 OPENED = """
 import sys, torch
 from transformers import AutoModelForCausalLM
@@ -160,18 +180,22 @@ def test_a_folder_with_a_known_tokeniser_becomes_a_gguf_file(
     stored = sum(int(tensor.n_elements) for tensor in reader.tensors)
     assert stored == sum(weight.numel() for weight in hb.load(model)[0].parameters())
     del reader
+    file, first = tmp_path / "out" / "model.gguf", (tmp_path / "out" / "model.gguf").read_bytes()
     assert shell(*command, "--steps", "0").status == 0  # this run wrote it
-    points = (tmp_path / "out" / "points.jsonl").read_bytes()
+    assert (tmp_path / "out" / "model-0.2-steps-6.gguf").read_bytes() == first
+    points, written = (tmp_path / "out" / "points.jsonl").read_bytes(), file.read_bytes()
+    shutil.rmtree(model)  # the file alone tells its settings
     assert shell(*command, "--steps", "0").status == 0
     assert (tmp_path / "out" / "points.jsonl").read_bytes() == points
-    file, written = tmp_path / "out" / "model.gguf", (tmp_path / "out" / "model.gguf").read_bytes()
+    assert not (tmp_path / "out" / "model-0.2-steps-0.gguf").exists()
     for content in (b"mine", written[:-1] + b"x"):
         file.write_bytes(content)
-        told = shell(*command)
+        told = shell(*command, "--steps", "0")
         assert told.status == 2
         assert "model.gguf would be replaced, but was not written by this run" in sentence(told)
         assert file.read_bytes() == content
-    assert shell(*(word for word in command if word not in ("--to", "gguf"))).status == 0
+    folder = [word for word in command if word not in ("--to", "gguf")]
+    assert shell(*folder, "--steps", "0").status == 0
     assert file.read_bytes() == content
 
 
@@ -235,6 +259,41 @@ def test_a_healed_model_that_predicts_no_numbers_is_not_saved(
     assert not {"model", "summary.json"} & {path.name for path in (tmp_path / "out").iterdir()}
 
 
+@pytest.mark.parametrize("towards", ["logits", "text"])
+def test_of_the_models_before_and_after_healing_the_better_is_saved(
+    place: Path, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch, towards: str
+) -> None:
+    """Healing is a seeded change for the worse; the test text is not looked at for the choice."""
+    more = ["--even", "--towards", towards]
+    plain = shell(*words(place, tmp_path / "plain", *more, "--steps", "0"))
+    assert "updates of healing" not in plain.output
+
+    def spoilt(model: HessblocksForCausalLM, *_: object, **__: object) -> HessblocksForCausalLM:
+        worse = copy.deepcopy(model)
+        for weight in worse.model.layers.parameters():
+            weight.data += torch.randn(weight.shape, generator=torch.manual_seed(0))
+        return worse
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "heal", spoilt)
+        told = shell(*words(place, tmp_path / "out", *more))
+    assert "so the model before it was saved" in " ".join(told.output.split())
+    weights = [
+        (tmp_path / n / "model" / "model.safetensors").read_bytes() for n in ("plain", "out")
+    ]
+    assert weights[0] == weights[1]
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())
+    (text,) = found["texts"]
+    assert found["kept"] == "removed"
+    assert text["healed"]["kl"] > text["removed"]["kl"]
+    card = (tmp_path / "out" / "model" / "README.md").read_text()
+    assert f"{text['removed']['perplexity']:.4g}, before" in card.replace("\\", "")
+    fewer = ["--steps", "40", "--learning-rate", "0.01"]
+    told = shell(*words(place, tmp_path / "healed", *more, *fewer))
+    assert "(saved: the better on" in " ".join(told.output.split())
+    assert json.loads((tmp_path / "healed" / "summary.json").read_text())["kept"] == "healed"
+
+
 @pytest.mark.slow
 def test_an_interrupted_call_goes_on_and_ends_the_same(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
@@ -295,6 +354,31 @@ def test_another_target_or_healing_needs_no_new_table(
     assert tables[0] == tables[1]  # columns too, though all rows come from the store
     other = shell(*words(place, tmp_path / "out"), "--sequences", "5")
     assert (other.status, "with other settings (sequences" in sentence(other)) == (2, True)
+
+
+def test_a_model_of_other_settings_gets_another_name_and_is_never_lost(
+    place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    out, few = tmp_path / "out", ["--even", "--steps", "0"]
+    assert shell(*words(place, out, *few)).status == 0
+    first = (out / "model" / "model.safetensors").read_bytes()
+    assert shell(*words(place, out, *few, "--also", place / "text.txt")).status == 0
+    assert not list(out.glob("model-*"))  # the same model
+    more = words(place, out, *few, "--save", "0.1")
+    told = shell(*more)
+    earlier = out / "model-0.2-even-steps-0"
+    assert f"model of other settings is now {earlier}" in told.output + told.errors
+    assert (earlier / "model.safetensors").read_bytes() == first
+    second = (out / "model" / "model.safetensors").read_bytes()
+    assert second != first
+    assert shell(*more).status == 0
+    assert [path.name for path in out.glob("model-*")] == [earlier.name]
+    assert shell(*words(place, out, *few)).status == 0
+    assert (out / "model-0.1-even-steps-0" / "model.safetensors").read_bytes() == second
+    told = shell(*more)
+    assert (told.status, f"{earlier.name}, is taken" in sentence(told)) == (2, True)
+    assert (out / "model" / "model.safetensors").read_bytes() == first
+    assert (earlier / "model.safetensors").read_bytes() == first
 
 
 @pytest.mark.parametrize(

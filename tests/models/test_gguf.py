@@ -1,5 +1,7 @@
 """Models in llama.cpp's format: small files written with its own package, read as any model is."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -45,6 +47,24 @@ def test_the_model_is_an_ordinary_one_that_can_be_saved_and_measured(file, tmp_p
 
 def test_a_gguf_model_is_named_after_its_file(file):
     assert Saved.at(str(file)).name == "tiny"
+
+
+def test_a_result_in_a_run_folder_is_named_after_the_run(file, tmp_path, monkeypatch):
+    run = tmp_path / "simplify-tiny"
+    model, _ = hb.load(file)
+    for name in ("model", "model-0.15-even", "modelled"):
+        model.save_pretrained(run / name)
+        shutil.copy(file, run / f"{name}.gguf")
+    (run / "config.json").write_text("{}")  # as of a model, in a folder or a cache
+    assert Saved.at(str(run / "model")).name == Saved.at(str(run / "model.gguf")).name == "model"
+    (run / "environment.json").write_text("{}")
+    assert Saved.at(str(run)).name == "simplify-tiny"
+    for ending in ("", ".gguf"):
+        names = [Saved.at(str(run / f"model{more}{ending}")).name for more in ("", "-0.15-even")]
+        assert names == ["simplify-tiny", "simplify-tiny-0.15-even"]
+        assert Saved.at(str(run / f"modelled{ending}")).name == "modelled"
+    monkeypatch.chdir(run / "model")
+    assert Saved.at(".").name == "simplify-tiny"
 
 
 def cut(file, path, share):

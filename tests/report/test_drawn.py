@@ -36,6 +36,25 @@ def test_error_bars_end_where_the_error_does_and_the_axis_above_zero() -> None:
     assert np.allclose(segments, expected)
 
 
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ((7e-9, 4e-5), {"1e-05", "4e-05"}),
+        ((1000.0001, 1000.0002), {"1000.0001", "1000.0002"}),
+        ((0.25, 1.0), {"0.4", "1.0"}),
+    ],
+)
+def test_no_number_stands_in_the_title(values: tuple[float, float], labels: set[str]) -> None:
+    panel = figure().panels[0]
+    series = (Series(name="sas", x=X, y=values),)
+    shown = replace(panel, series=series, y_scale="linear", limits=None)
+    drawn = draw(replace(figure(), panels=(shown,)))
+    drawn.canvas.draw()
+    axis = drawn.axes[0].yaxis
+    assert axis.get_offset_text().get_text() == ""
+    assert labels <= {label.get_text() for label in axis.get_ticklabels()}
+
+
 def test_a_point_of_one_seed_has_no_bar_and_leaves_the_others_theirs() -> None:
     some = Series(name="sas", x=X, y=Y, error=(math.nan, 3.0))
     none = Series(name="sas", x=X, y=Y, error=(math.nan, math.nan))

@@ -161,6 +161,12 @@ def _draw_panel(
         else:
             _draw_series(axis, panel, series, order, looks)
     set_scale(axis, "y", panel.y_scale, panel.limits)
+    if panel.y_scale == "linear":
+        # a common factor or summand of the numbers would stand in the title
+        formatter = axis.yaxis.get_major_formatter()
+        formatter.format_ticks(axis.get_yticks())
+        if formatter.get_offset():
+            axis.yaxis.set_major_formatter(lambda value, _: f"{value:.12g}")
     alone = len(axis.get_shared_y_axes().get_siblings(axis)) == 1
     if panel.y_scale == "log" and alone and not panel.limits:
         # an error bar that almost reaches zero would take up most of the axis

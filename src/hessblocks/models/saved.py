@@ -110,11 +110,15 @@ class Saved:
 
     @property
     def name(self) -> str:
-        """Short name, for tables and titles."""
-        if self.gguf:
-            return printable(Path(self.gguf).stem)
-        folder = Path(self.source)
-        return printable(folder.resolve().name if folder.is_dir() else self.source)
+        """Short name, for tables and titles; of `model` in a run folder, the run folder's."""
+        path = Path(self.source)
+        if not (self.gguf or path.is_dir()):
+            return printable(self.source)
+        path = path.absolute() if self.gguf else path.resolve()  # a cache links to other names
+        head, *rest = (path.stem if self.gguf else path.name).split("-")
+        if head == "model" and (path.parent / "environment.json").is_file():
+            head = path.parent.name
+        return printable("-".join([head, *rest]))
 
     @property
     def licence(self) -> str | None:

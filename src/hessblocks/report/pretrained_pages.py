@@ -338,9 +338,16 @@ def _front(folder: Path, summary: Row) -> dict[str, Any]:
             model = text["removed" if state == "refitted" else state]
             lines[f"{kind}, {state}"] = ([{**model, "speed": speed}], "kl")
     figure = cost_figure(lines, "speed", "Tokens a second, times the original's", log=False)
-    title = f"{summary['saved']:.1%} fewer parameters: {nats(text['healed'], 'kl')} nats per token"
+    cost = nats(_kept(text, summary), "kl")
+    title = f"{summary['saved']:.1%} fewer parameters: {cost} nats per token"
     title += f", {', '.join(faster)} times the speed"
     return {"front_title": title, "front": drawn_picture(figure, folder, "front")}
+
+
+def _kept(text: Row, summary: Row) -> Row:
+    """Return what was measured of the model that was saved; older summaries have healed ones."""
+    kept: Row = text[summary.get("kept", "healed")]
+    return kept
 
 
 def simplify_headline(summary: Row) -> tuple[str, ...]:
@@ -358,13 +365,23 @@ def simplify_headline(summary: Row) -> tuple[str, ...]:
         return tuple(single)
     before, after = summary["before"], summary["after"]
     text = summary["texts"][0]
-    healed = ""
+    kept, healed = _kept(text, summary), ""
     if updates := summary["updates"]:
-        healed = f", and {nats(text['healed'], 'kl')} after {updates} updates of healing (saved)"
+        why = (
+            "healing made it worse on the text that removals are chosen by, so the model before it "
+            "was saved"
+            if kept is text["removed"]
+            else "saved: the better on the text that removals are chosen by"
+        )
+        healed = f", and {nats(text['healed'], 'kl')} after {updates} updates of healing ({why})"
     costs = f"{nats(text['removed'], 'kl')} nats per token of KL{healed}"
+    short = ""
+    if (step := summary.get("step")) and summary["saved"] - summary["asked"] > 0.005:
+        widths = f"multiples of {step}" if step > 1 else "whole"
+        short = f" ({100 * summary['asked']:.3g} % asked; widths stay {widths})"
     sentences = [
-        f"{summary['saved']:.1%} fewer parameters cost {costs}: "
-        f"perplexity {text['perplexity']:.4g} before, {text['healed']['perplexity']:.4g} after. "
+        f"{summary['saved']:.1%} fewer parameters{short} cost {costs}: "
+        f"perplexity {text['perplexity']:.4g} before, {kept['perplexity']:.4g} after. "
         f"Measured on {text['tokens']:,} tokens that nothing was chosen by.",
         f"Of the layers {summary['layer_parameters']:.1%} of the parameters, "
         f"{summary['operations']:.1%} of the operations per token and {summary['cache']:.1%} of "
@@ -393,9 +410,9 @@ def _before_and_after(summary: Row) -> templates.Table:
         ]
     for text in summary["texts"] if rows else ():
         words = f"{text['text']}, {text['tokens']:,} tokens in windows of {text['window']}"
-        healed = text["healed"]
-        perplexities = (f"{model['perplexity']:.4g}" for model in (text, healed))
-        rows += [(f"perplexity, {words}", *perplexities), (f"KL, {words}", "", nats(healed, "kl"))]
+        kept = _kept(text, summary)
+        perplexities = (f"{model['perplexity']:.4g}" for model in (text, kept))
+        rows += [(f"perplexity, {words}", *perplexities), (f"KL, {words}", "", nats(kept, "kl"))]
     return ("", "Original", "Simplified"), rows
 
 

@@ -38,6 +38,7 @@ from hessblocks.simplify.table import (
     Removals,
     check_removals,
     measure_removals,
+    unit_step,
 )
 from hessblocks.storage import CARD, write_text
 from hessblocks.training import claimed, resolve_device, saving
@@ -46,6 +47,8 @@ CHEAPEST = 60
 """Removals that summary.json and the page list as the cheapest."""
 FREE_SETTINGS = ("save", "even", "steps", "towards", "learning_rate", "batch", "also", "to")
 """Settings that a later call in the same folder may change: no measured removal depends on them."""
+OF_MODEL = ("even", "steps", "towards", "learning_rate", "batch")
+"""Those that the result depends on, besides `save`."""
 SPLITS = (0.8, 0.9)
 """Shares of the text at which its training and validation parts end; the rest is for the test."""
 TESTED, LONGEST = 4096, 512
@@ -77,8 +80,9 @@ def simplify_model(
 
     With `even` no removal is measured: equally many MLP units go in all layers, and the result is
     a model of its family. The first four fifths of the text are for training: weights are refitted
-    and healed on them. The next tenth is for validation: removals are measured and chosen on it.
-    The last tenth, and the text `also`, are for the test of the result; no choice depends on them.
+    and healed on them. The next tenth is for validation: removals are measured and chosen on it,
+    and the better of the models before and after healing. The last tenth, and the text `also`, are
+    for the test of the result; no choice depends on them.
 
     Args:
         source: folder that `save_pretrained` wrote, GGUF file, or name in the local Hugging Face
@@ -140,7 +144,8 @@ def simplify_model(
     with claimed(folder, config, free=FREE_SETTINGS):
         store = storage.mended_store(folder)
         if settings.save:
-            _check_replaceable(folder, run, store, settings.to)
+            label = _label(settings)
+            _earlier(folder, run, store, settings.to, label)
         stored = models.stored_words(original.config)
         for word in filter(None, (stored, start_words(tokenizer, settings.bare))):
             progress.note(word)
@@ -180,22 +185,30 @@ def simplify_model(
                     seed=settings.seed,
                 )
             with progress.stage("test"):
+                pair = {"healed": healed, "removed": removed}
+                kept = _better(original, pair, validation, settings.towards)
                 summary |= {
                     "asked": settings.save,
                     "even": even,
+                    "step": unit_step(original.config.blocks[0].resolved_mlp_width) if even else 0,
                     "layers": plan.to_rows(),
                     "forecast": plan.forecast,
                     "seconds": seconds,
+                    "kept": kept,
                 }
                 summary |= _tested_result(original, removed, healed, tests, settings)
             command = _command(saved.name, Path(data).name, settings)
-            _save(healed, folder / "model", run, saved, command, tokenizer, summary)
+            for old, new in _earlier(folder, run, store, settings.to, label).items():
+                old.rename(new)
+                progress.note(f"{old.name} of other settings is now {new}")
+            seal = {"run": run, "label": label}
+            _save(pair[kept], folder / "model", seal, saved, command, tokenizer, summary)
             if settings.to == "gguf":
                 vocabulary = source if saved.gguf else tokenizer
                 with storage.atomic_path(folder / "model.gguf") as temporary:
-                    export.to_gguf(healed, temporary, vocabulary)
+                    export.to_gguf(pair[kept], temporary, vocabulary)
                     if store.get(key := _key_of(temporary)) is None:
-                        store.add(key, [])
+                        store.add(key, [{"label": label}])
         storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
@@ -336,6 +349,18 @@ def _tested_result(
     }
 
 
+def _better(
+    original: models.HessblocksForCausalLM, pair: Mapping[str, Any], tokens: Tensor, towards: str
+) -> str:
+    """Name the model that is better by what healing lowers; of equal ones, the first."""
+    held_out, measure = Held(original, tokens), {"logits": "kl", "text": "loss"}[towards]
+    costs = {
+        name: getattr(held_out.cost(list(model.model.layers), 0), measure).value
+        for name, model in pair.items()
+    }
+    return min(costs, key=costs.__getitem__)
+
+
 def _on_text(
     original: models.HessblocksForCausalLM, changed: Mapping[str, Any], tokens: Tensor
 ) -> dict[str, Any]:
@@ -371,23 +396,45 @@ def _command(source: str, data: str, settings: SimplifySettings) -> str:
     return shlex.join(words)
 
 
-def _check_replaceable(folder: Path, run: str, store: storage.Store, to: str) -> None:
-    """Refuse to replace a model that was not written by this run, or has changed since."""
+def _label(settings: SimplifySettings) -> str:
+    """Name the settings that the result depends on: `save`, and others that are not the default."""
+    words, plain = [str(settings.save)], SimplifySettings()
+    for name in OF_MODEL:
+        if (value := getattr(settings, name)) != getattr(plain, name):
+            words += [name, *([] if value is True else [str(value)])]
+    return "-".join(words)
+
+
+def _earlier(folder: Path, run: str, store: storage.Store, to: str, label: str) -> dict[Path, Path]:
+    """Map results of this run with other settings to the paths that they are renamed to."""
     model, file, fault = folder / "model", folder / "model.gguf", ""
+    labels = {}
     if os.path.lexists(model) and not (fault := storage.check_manifest(model, name=model.name)):
         author = storage.read_object(model / storage.MANIFEST).get("of")
+        seal, same = storage.remembered_in(model), author == storage.identity_in(folder)
         # older seals have `of` alone, which depends on all settings
-        if storage.remembered_in(model).get("run") != run and author != storage.identity_in(folder):
+        if seal.get("run") != run and not same:
             fault = "is of another run"
-    if not fault and to == "gguf" and os.path.lexists(file):
-        model = file
-        if not file.is_file() or store.get(_key_of(file)) is None:
-            fault = "was not written by this run, or has changed since"
+        labels[model] = seal.get("label", label if same else "earlier")
+    if not fault and os.path.lexists(file):
+        if file.is_file() and (record := store.get(_key_of(file))):
+            rows = record.rows or [{"label": labels.get(model, "earlier")}]  # older ones have none
+            labels[file] = rows[0]["label"]
+        elif to == "gguf":
+            model, fault = file, "was not written by this run, or has changed since"
+    paths = {
+        path: path.with_name(f"model-{name}{path.suffix}")
+        for path, name in labels.items()
+        if name != label
+    }
+    if taken := [path for path in paths.values() if os.path.lexists(path)]:
+        fault = fault or f"its name as an earlier result, {taken[0].name}, is taken"
     if fault:
         raise ArgumentError(
             f"--out: {model} would be replaced, but {fault}; move it away, or choose another "
             "folder."
         )
+    return paths
 
 
 def _key_of(file: Path) -> str:
@@ -398,7 +445,7 @@ def _key_of(file: Path) -> str:
 def _save(
     model: Any,
     folder: Path,
-    run: str,
+    seal: dict[str, Any],
     saved: Any,
     command: str,
     tokenizer: Any,
@@ -406,14 +453,14 @@ def _save(
 ) -> None:
     """Save a model, as one of its family where that can hold it, with tokenizer and card."""
     about = {"base_model": saved.name, "license": saved.licence}
-    test = summary["texts"][0]
+    test, kept = summary["texts"][0], summary["texts"][0][summary["kept"]]
     kind = (model.config.family or {}).get("model_type", "model")
     facts = {
         "made from": f"a pretrained {kind}, {about['base_model']}",
         "made by": command,
         "parameters saved": f"{summary['saved']:.1%}",
-        "KL divergence from it, nats per token": f"{test['healed']['kl']:.3g}",
-        "perplexity": f"{test['healed']['perplexity']:.4g}, before {test['perplexity']:.4g}",
+        "KL divergence from it, nats per token": f"{kept['kl']:.3g}",
+        "perplexity": f"{kept['perplexity']:.4g}, before {test['perplexity']:.4g}",
         "removed": "; ".join(f"layer {row['layer']}: {row['gone']}" for row in summary["layers"]),
         **({"weights it was made from": summary["stored"]} if summary["stored"] else {}),
         "opened by": f"transformers, as any {kind}",
@@ -429,7 +476,7 @@ def _save(
         tokenizer.save_pretrained(temporary)
         _write_card(temporary, kind, facts, **about)
         identity = storage.identity_in(folder.parent)
-        storage.write_manifest(temporary, identity, folder.name, {"run": run})
+        storage.write_manifest(temporary, identity, folder.name, seal)
 
 
 def _summary(name: str, model: Any, table: Removals) -> dict[str, Any]:

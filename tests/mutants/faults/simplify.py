@@ -74,6 +74,12 @@ FAULTS = (
           "test_multiples_of_64_or_32_units_remain", within="unit_step"),
     fault("gguf: rows of queries stay in our order", "$rows.swapaxes(1, 2) => $rows",
           "test_each_layer_has_its_own_sizes_and_its_weights", within="hessblocks.export.deci"),
+    fault("simplify: a model of other settings is replaced", "$name != label => False",
+          "test_a_model_of_other_settings_gets_another_name_and_is_never_lost", within="_earlier"),
+    fault("simplify: an earlier result is overwritten by a rename", "os.path.lexists(path) => False",
+          "test_a_model_of_other_settings_gets_another_name_and_is_never_lost", within="_earlier"),
+    fault("simplify: the worse of two models is saved", "min($costs, key=$k) => max($costs, key=$k)",
+          "test_of_the_models_before_and_after_healing_the_better_is_saved", within="_better"),
     fault("simplify: the test is of the validation text", "_tested(model, tokenizer, ids[ends[1]:], settings) => _tested(model, tokenizer, ids[ends[0]:ends[1]], settings)",
           "test_the_final_figure_is_of_text_by_which_nothing_was_chosen", within="text_parts"),
 )
