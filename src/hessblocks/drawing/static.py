@@ -164,7 +164,7 @@ def _draw_panel(
     if panel.y_scale == "linear":
         # a common factor or summand of the numbers would stand in the title
         formatter = axis.yaxis.get_major_formatter()
-        formatter.format_ticks(axis.get_yticks())
+        formatter.format_ticks([*axis.get_yticks()])
         if formatter.get_offset():
             axis.yaxis.set_major_formatter(lambda value, _: f"{value:.12g}")
     alone = len(axis.get_shared_y_axes().get_siblings(axis)) == 1
