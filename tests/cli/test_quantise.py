@@ -215,6 +215,22 @@ def test_a_simplified_model_is_measured_against_the_model_it_was_made_from(
     assert "vocabulary" in sentence(outcome)
 
 
+def test_an_original_that_has_changed_is_measured_again(place: Path, tmp_path: Path) -> None:
+    """A name alone does not tell that what lies there is as it was."""
+    out, original = shutil.copytree(place / "out", tmp_path / "out"), tmp_path / "original"
+    call = [str(place / "tiny.gguf"), place / "text.txt", tmp_path / "own.gguf"]
+    options = {"size_of": "IQ4_NL", "sequences": 8, "tokens": 16, "samples": 8, "check": 6}
+    model, tokenizer = hb.load(place / "tiny.gguf")
+    tokenizer.save_pretrained(original)
+    found = []
+    for scale in (1, 2):
+        model.model.embed_tokens.weight.data *= scale
+        model.save_pretrained(original)
+        again = hb.inspection.measure_quantise(*call, out=out, original=str(original), **options)
+        found.append(again["original"]["model"])
+    assert found[0] < 1e-6 < found[1]
+
+
 def test_each_size_has_a_folder_by_default_and_all_share_the_samples(
     shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

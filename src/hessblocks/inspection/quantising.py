@@ -127,7 +127,7 @@ def measure_quantise(
         )
     written = {name: config[name] for name in free if name != "original"}
     ours = _was_written(folder, file, written)
-    before = finished(folder, config, free) if ours else {}
+    before = finished(folder, config, free) if ours and not settings.original else {}
     if file.exists() and not ours:
         raise ArgumentError(f"FILE: {file} exists already; remove it, or give another name.")
     with claimed(folder, config, free=free):
