@@ -231,6 +231,23 @@ def test_an_original_that_has_changed_is_measured_again(place: Path, tmp_path: P
     assert found[0] < 1e-6 < found[1]
 
 
+def test_an_original_that_cannot_be_compared_is_refused_before_anything_is_written(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    model, _ = hb.load(place / "tiny.gguf")
+
+    def refused(folder: Path) -> str:
+        given = [*words(place, str(tmp_path / "own.gguf"))[:-1], tmp_path / "out"]
+        outcome = shell(*given, *MIX, "--original", folder)
+        assert outcome.status == 2
+        assert not (tmp_path / "own.gguf").exists()
+        assert not (tmp_path / "out").exists()
+        return sentence(outcome)
+
+    model.save_pretrained(tmp_path / "other")
+    assert "--original: other has no tokenizer" in refused(tmp_path / "other")
+
+
 def test_each_size_has_a_folder_by_default_and_all_share_the_samples(
     shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,7 +164,7 @@ def measure_quantise(
 def _check_tokens(original: str, subject: Subject) -> None:
     """Refuse an original that does not read the same text, before anything is computed."""
     with naming("--original"):
-        tokenizer = Saved.at(original).tokenizer()
+        tokenizer = Saved.at(original).tokenizer(needed=True)
     if differing := other_tokens((subject.tokenizer, tokenizer)):
         raise ArgumentError(
             f"--original: {original} has another {differing[0]} than {subject.name}; give the "
