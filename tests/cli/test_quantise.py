@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import hessblocks as hb
 from hessblocks import export, inspection
@@ -234,7 +241,7 @@ def test_an_original_that_has_changed_is_measured_again(place: Path, tmp_path: P
 def test_an_original_that_cannot_be_compared_is_refused_before_anything_is_written(
     shell: Shell, place: Path, tmp_path: Path
 ) -> None:
-    model, _ = hb.load(place / "tiny.gguf")
+    model, tokenizer = hb.load(place / "tiny.gguf")
 
     def refused(folder: Path) -> str:
         given = [*words(place, str(tmp_path / "own.gguf"))[:-1], tmp_path / "out"]
@@ -246,6 +253,14 @@ def test_an_original_that_cannot_be_compared_is_refused_before_anything_is_writt
 
     model.save_pretrained(tmp_path / "other")
     assert "--original: other has no tokenizer" in refused(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    model.resize_token_embeddings(model.config.vocab_size + 3)  # padded to a multiple
+    model.save_pretrained(tmp_path / "other")
+    assert "another size of the vocabulary than tiny" in refused(tmp_path / "other")
+    short = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=len(tokenizer), n_positions=8)
+    GPT2LMHeadModel(short).save_pretrained(tmp_path / "short")
+    tokenizer.save_pretrained(tmp_path / "short")
+    assert "longer than the context of 8 of short" in refused(tmp_path / "short")
 
 
 def test_each_size_has_a_folder_by_default_and_all_share_the_samples(

@@ -34,7 +34,7 @@ from hessblocks.inspection.pricing import (
     stored_weights,
 )
 from hessblocks.inspection.subject import Subject, other_tokens
-from hessblocks.models import Saved, load_saved
+from hessblocks.models import load_saved
 from hessblocks.progress import Progress
 from hessblocks.settings import BUDGETS, SIZES, QuantisingSettings, make
 from hessblocks.statistics import mean_and_error
@@ -103,7 +103,7 @@ def measure_quantise(
         text, held_out = drawn_batches(subject, texts, settings, settings.check)
         target = _Target.of(settings, subject.model, source, tokenizer)
         if settings.original:
-            _check_tokens(settings.original, subject)
+            _check_tokens(settings.original, subject, settings.tokens)
     told = note_history(settings, model.config, tokenizer, progress, target.replacements())
     stem = f"quantise-{subject.name.replace('/', '-')}"
     folder = Path(out or Path("runs", f"{stem}-{settings.label}"))
@@ -161,14 +161,17 @@ def measure_quantise(
     return {**summary, "out": str(folder)}
 
 
-def _check_tokens(original: str, subject: Subject) -> None:
+def _check_tokens(original: str, subject: Subject, tokens: int) -> None:
     """Refuse an original that does not read the same text, before anything is computed."""
     with naming("--original"):
-        tokenizer = Saved.at(original).tokenizer(needed=True)
-    if differing := other_tokens((subject.tokenizer, tokenizer)):
+        model, saved = load_saved(original, "causal-lm")
+        first = Subject(name=saved.name, model=model, tokenizer=saved.tokenizer(needed=True))
+    first.check_window(tokens)
+    differing = other_tokens((subject.tokenizer, first.tokenizer))
+    if differing or first.vocabulary != subject.vocabulary:
         raise ArgumentError(
-            f"--original: {original} has another {differing[0]} than {subject.name}; give the "
-            "model that it was made from."
+            f"--original: {original} has another {[*differing, 'size of the vocabulary'][0]} than "
+            f"{subject.name}; give the model that it was made from."
         )
 
 
