@@ -173,6 +173,27 @@ def test_again_costs_nothing_and_another_size_no_samples(
     assert (tmp_path / "third.gguf").stat().st_size < size
 
 
+def test_pages_of_files_of_one_name_in_several_folders_are_all_kept(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    pages = [(out / "report.html").read_text()]
+    given = words(place, out=str(out))
+    for size in ("8", "8.5", "9"):
+        (tmp_path / size).mkdir()
+        monkeypatch.chdir(tmp_path / size)
+        given[2] = "model.gguf"
+        outcome = shell(*given, "--bits", size)
+        assert outcome.status == 0, outcome.errors
+        pages.append((out / "report.html").read_text())
+    names = ["report-model.gguf.html", "report-model.gguf-2.html", "report-model.gguf-3.html"]
+    assert [(out / name).read_text() for name in [*names, "report.html"]] == pages
+    Path("model.gguf").unlink()
+    given[2] = "../9/model.gguf"  # the same file
+    assert shell(*given, "--bits", "9").status == 0
+    assert len([*out.glob("report*.html")]) == 4
+
+
 def test_a_simplified_model_is_measured_against_the_model_it_was_made_from(
     shell: Shell, place: Path, tmp_path: Path
 ) -> None:

@@ -125,7 +125,7 @@ def measure_quantise(
         raise ArgumentError(
             f"--out: {folder} lies in FILE, which is replaced; give another folder."
         )
-    written = {name: config[name] for name in free if name != "original"}
+    written = {name: config[name] for name in BUDGETS} | {"file": str(file.resolve())}
     ours = _was_written(folder, file, written)
     before = finished(folder, config, free) if ours and not settings.original else {}
     if file.exists() and not ours:
@@ -221,9 +221,14 @@ def _was_written(folder: Path, file: Path, settings: Mapping[str, Any]) -> bool:
 def _set_page_aside(folder: Path, file: Path, progress: Progress) -> None:
     """Rename the page of another file in the same folder after that file."""
     page, note = folder / "report.html", folder / WRITTEN
-    name = storage.read_object(note)["file"] if page.is_file() and note.is_file() else str(file)
-    if name != str(file):
-        page = page.rename(folder / f"report-{Path(name).name}.html")
+    name = storage.read_object(note)["file"] if page.is_file() and note.is_file() else file
+    if Path(name).resolve() != file.resolve():
+        stem, number = f"report-{Path(name).name}", 1
+        place = folder / f"{stem}.html"
+        while place.exists():
+            number += 1
+            place = folder / f"{stem}-{number}.html"
+        page = page.rename(place)
         progress.note(f"the page of {name} is now {page}")
 
 
