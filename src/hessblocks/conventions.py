@@ -26,6 +26,8 @@ LAYERS = re.compile(r"layers\.(\d+)(?:-(\d+))?\.(.+)")
 
 def selects(pattern: str, name: str, role: str = "") -> bool:
     """Tell whether a pattern selects a group: its role, its name with * and ?, or layers as 0-3."""
+    if name == pattern:  # also one with brackets
+        return True
     several, single = LAYERS.fullmatch(pattern), LAYERS.fullmatch(name)
     if several and several[2] and single:
         inside = int(several[1]) <= int(single[1]) <= int(several[2])

@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import hessblocks as hb
 from hessblocks import export, inspection
@@ -166,6 +173,27 @@ def test_again_costs_nothing_and_another_size_no_samples(
     assert (tmp_path / "third.gguf").stat().st_size < size
 
 
+def test_pages_of_files_of_one_name_in_several_folders_are_all_kept(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    pages = [(out / "report.html").read_text()]
+    given = words(place, out=str(out))
+    for size in ("8", "8.5", "9"):
+        (tmp_path / size).mkdir()
+        monkeypatch.chdir(tmp_path / size)
+        given[2] = "model.gguf"
+        outcome = shell(*given, "--bits", size)
+        assert outcome.status == 0, outcome.errors
+        pages.append((out / "report.html").read_text())
+    names = ["report-model.gguf.html", "report-model.gguf-2.html", "report-model.gguf-3.html"]
+    assert [(out / name).read_text() for name in [*names, "report.html"]] == pages
+    Path("model.gguf").unlink()
+    given[2] = "../9/model.gguf"  # the same file
+    assert shell(*given, "--bits", "9").status == 0
+    assert len([*out.glob("report*.html")]) == 4
+
+
 def test_a_simplified_model_is_measured_against_the_model_it_was_made_from(
     shell: Shell, place: Path, tmp_path: Path
 ) -> None:
@@ -213,6 +241,47 @@ def test_a_simplified_model_is_measured_against_the_model_it_was_made_from(
     assert outcome.status == 2
     assert "--original: " in sentence(outcome)
     assert "vocabulary" in sentence(outcome)
+
+
+def test_an_original_that_has_changed_is_measured_again(place: Path, tmp_path: Path) -> None:
+    """A name alone does not tell that what lies there is as it was."""
+    out, original = shutil.copytree(place / "out", tmp_path / "out"), tmp_path / "original"
+    call = [str(place / "tiny.gguf"), place / "text.txt", tmp_path / "own.gguf"]
+    options = {"size_of": "IQ4_NL", "sequences": 8, "tokens": 16, "samples": 8, "check": 6}
+    model, tokenizer = hb.load(place / "tiny.gguf")
+    tokenizer.save_pretrained(original)
+    found = []
+    for scale in (1, 2):
+        model.model.embed_tokens.weight.data *= scale
+        model.save_pretrained(original)
+        again = hb.inspection.measure_quantise(*call, out=out, original=str(original), **options)
+        found.append(again["original"]["model"])
+    assert found[0] < 1e-6 < found[1]
+
+
+def test_an_original_that_cannot_be_compared_is_refused_before_anything_is_written(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    model, tokenizer = hb.load(place / "tiny.gguf")
+
+    def refused(folder: Path) -> str:
+        given = [*words(place, str(tmp_path / "own.gguf"))[:-1], tmp_path / "out"]
+        outcome = shell(*given, *MIX, "--original", folder)
+        assert outcome.status == 2
+        assert not (tmp_path / "own.gguf").exists()
+        assert not (tmp_path / "out").exists()
+        return sentence(outcome)
+
+    model.save_pretrained(tmp_path / "other")
+    assert "--original: other has no tokenizer" in refused(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    model.resize_token_embeddings(model.config.vocab_size + 3)  # padded to a multiple
+    model.save_pretrained(tmp_path / "other")
+    assert "another size of the vocabulary than tiny" in refused(tmp_path / "other")
+    short = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=len(tokenizer), n_positions=8)
+    GPT2LMHeadModel(short).save_pretrained(tmp_path / "short")
+    tokenizer.save_pretrained(tmp_path / "short")
+    assert "longer than the context of 8 of short" in refused(tmp_path / "short")
 
 
 def test_each_size_has_a_folder_by_default_and_all_share_the_samples(

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hessblocks.conventions import selects
 from hessblocks.curvature.groups.roles import custom_groups, parameter_groups, select_groups
 from hessblocks.curvature.products.operators import Hessian
 from hessblocks.errors import ArgumentError
@@ -29,6 +30,19 @@ def test_patterns_select_groups_in_their_order() -> None:
         "layers.0.attention.query",
         "layers.1.attention.query",
     ]
+
+
+def test_a_name_selects_its_group_alone_whatever_it_means_as_a_pattern() -> None:
+    model = CASES["sas"]().model
+    names = ["layers.0-3.x", "layers.1.x", "query", "one[0]", "one0", "what?", "whats"]
+    parameters = [name for name, _ in model.named_parameters() if "query" in name]
+    parameters += [name for name, _ in model.named_parameters() if "query" not in name]
+    groups = custom_groups(model, dict(zip(names, parameters, strict=False)))
+    assert sum(group.role == "query" for group in groups.values()) > 1
+    for name in names:
+        assert list(select_groups(groups, name)) == [name]
+        assert selects(name, name)
+    assert list(select_groups(groups, ["layers.1-2.x", "one[0]"])) == ["layers.1.x", "one[0]"]
 
 
 def test_a_pattern_that_matches_nothing_lists_near_names() -> None:

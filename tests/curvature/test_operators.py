@@ -231,3 +231,22 @@ def test_groups_are_those_of_the_model_where_none_are_given() -> None:
     assert norms == hb.group_norms(case.problem, groups, probes=4)
     curvature = hb.curvature_map(case.problem, probes=4)
     assert curvature.names == tuple(groups)
+
+
+def test_a_name_of_other_entries_at_another_level_is_refused() -> None:
+    """At level `head`, a projection's own name is that of its bias alone."""
+    problem, name = problem_of("gpt2"), "layers.0.attention.projection"
+    by_level = {level: parameter_groups(problem.model, level) for level in ("role", "head")}
+    assert by_level["role"][name].size > by_level["head"][name].size
+    for given in (name, name.replace("0", "0-1")):
+        with pytest.raises(ArgumentError, match="at level 'head' than at 'role'; give parameter_g"):
+            Hessian(problem, given)
+    sizes = {name: group.size for name, group in by_level["role"].items()}
+    split = {n: group.size for n, group in by_level["head"].items()}
+    alike = {n: size for n, size in sizes.items() if split.get(n, size) == size}
+    assert len(alike) > 5
+    for other, size in alike.items():
+        assert Hessian(problem, other).shape == (size, size)
+    both = sum(size for other, size in sizes.items() if other.endswith("projection"))
+    for chosen in ("projection", "*.projection"):  # a role or pattern is not printed
+        assert Hessian(problem, chosen).shape == (both, both)

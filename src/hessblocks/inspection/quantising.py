@@ -34,7 +34,7 @@ from hessblocks.inspection.pricing import (
     stored_weights,
 )
 from hessblocks.inspection.subject import Subject, other_tokens
-from hessblocks.models import Saved, load_saved
+from hessblocks.models import load_saved
 from hessblocks.progress import Progress
 from hessblocks.settings import BUDGETS, SIZES, QuantisingSettings, make
 from hessblocks.statistics import mean_and_error
@@ -103,7 +103,7 @@ def measure_quantise(
         text, held_out = drawn_batches(subject, texts, settings, settings.check)
         target = _Target.of(settings, subject.model, source, tokenizer)
         if settings.original:
-            _check_tokens(settings.original, subject)
+            _check_tokens(settings.original, subject, settings.tokens)
     told = note_history(settings, model.config, tokenizer, progress, target.replacements())
     stem = f"quantise-{subject.name.replace('/', '-')}"
     folder = Path(out or Path("runs", f"{stem}-{settings.label}"))
@@ -125,9 +125,9 @@ def measure_quantise(
         raise ArgumentError(
             f"--out: {folder} lies in FILE, which is replaced; give another folder."
         )
-    written = {name: config[name] for name in free if name != "original"}
+    written = {name: config[name] for name in BUDGETS} | {"file": str(file.resolve())}
     ours = _was_written(folder, file, written)
-    before = finished(folder, config, free) if ours else {}
+    before = finished(folder, config, free) if ours and not settings.original else {}
     if file.exists() and not ours:
         raise ArgumentError(f"FILE: {file} exists already; remove it, or give another name.")
     with claimed(folder, config, free=free):
@@ -161,14 +161,17 @@ def measure_quantise(
     return {**summary, "out": str(folder)}
 
 
-def _check_tokens(original: str, subject: Subject) -> None:
+def _check_tokens(original: str, subject: Subject, tokens: int) -> None:
     """Refuse an original that does not read the same text, before anything is computed."""
     with naming("--original"):
-        tokenizer = Saved.at(original).tokenizer()
-    if differing := other_tokens((subject.tokenizer, tokenizer)):
+        model, saved = load_saved(original, "causal-lm")
+        first = Subject(name=saved.name, model=model, tokenizer=saved.tokenizer(needed=True))
+    first.check_window(tokens)
+    differing = other_tokens((subject.tokenizer, first.tokenizer))
+    if differing or first.vocabulary != subject.vocabulary:
         raise ArgumentError(
-            f"--original: {original} has another {differing[0]} than {subject.name}; give the "
-            "model that it was made from."
+            f"--original: {original} has another {[*differing, 'size of the vocabulary'][0]} than "
+            f"{subject.name}; give the model that it was made from."
         )
 
 
@@ -218,9 +221,14 @@ def _was_written(folder: Path, file: Path, settings: Mapping[str, Any]) -> bool:
 def _set_page_aside(folder: Path, file: Path, progress: Progress) -> None:
     """Rename the page of another file in the same folder after that file."""
     page, note = folder / "report.html", folder / WRITTEN
-    name = storage.read_object(note)["file"] if page.is_file() and note.is_file() else str(file)
-    if name != str(file):
-        page = page.rename(folder / f"report-{Path(name).name}.html")
+    name = storage.read_object(note)["file"] if page.is_file() and note.is_file() else file
+    if Path(name).resolve() != file.resolve():
+        stem, number = f"report-{Path(name).name}", 1
+        place = folder / f"{stem}.html"
+        while place.exists():
+            number += 1
+            place = folder / f"{stem}-{number}.html"
+        page = page.rename(place)
         progress.note(f"the page of {name} is now {page}")
 
 

@@ -325,6 +325,8 @@ def _views(text: str, parameters: Mapping[str, Tensor]) -> list[views.ParameterV
 
 def _matching(pattern: str, roles: Mapping[str, str]) -> list[str]:
     """List the names that a pattern selects; `roles` maps all names to roles."""
+    if pattern in roles:
+        return [pattern]
     names, patterns = list(roles), (pattern, views.plain_name(pattern))
     tried = ([n for n, role in roles.items() if selects(text, n, role)] for text in patterns)
     if not (matching := next(filter(None, tried), [])):

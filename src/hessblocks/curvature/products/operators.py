@@ -3,6 +3,7 @@
 Letters: N columns.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
@@ -229,16 +230,12 @@ def check_group(problem: Any, group: Any, name: str = "group") -> ParameterGroup
 
     Raises:
         ArgumentError: `problem` is not a `Problem`; `group` is not one group (a mapping or list of
-            groups, for instance), names an entry twice, or has a parameter that is absent from the
-            model, frozen or smaller there.
+            groups, for instance), names an entry twice, has a parameter that is absent from the
+            model, frozen or smaller there, or is a name of other entries at another level.
     """
     check_problem(problem)
     if isinstance(group, str):
-        for level in LEVELS:
-            with suppress(ArgumentError):
-                selected = select_groups(parameter_groups(problem.model, level), group)
-                return merge(group, [*selected.values()])
-        select_groups(parameter_groups(problem.model), group)  # says that there is none
+        return _named(problem.model, group, name)
     if isinstance(group, Mapping):
         example = f" such as groups[{next(iter(group))!r}]" if group else ""
         raise ArgumentError(
@@ -259,6 +256,31 @@ def check_group(problem: Any, group: Any, name: str = "group") -> ParameterGroup
         )
     checked: ParameterGroup = group
     return checked
+
+
+def _named(model: Any, name: str, argument: str) -> ParameterGroup:
+    """Find groups by name; a role, or a pattern with * or ?, is of the first level that has it."""
+    found = {}
+    for level in LEVELS:
+        with suppress(ArgumentError):
+            found[level] = select_groups(parameter_groups(model, level), name)
+    if not found:
+        select_groups(parameter_groups(model), name)  # says that there is none
+    (one, first), *others = found.items()
+    group = merge(name, [*first.values()])
+    printed = not {*"*?"} & {*name} and name != group.role
+    for level, chosen in others:
+        if printed and _entries(merge(name, [*chosen.values()])) != _entries(group):
+            raise ArgumentError(
+                f"{argument}: {name!r} has other entries at level {level!r} than at {one!r}; give "
+                f"parameter_groups(model, {one!r})[{next(iter(first))!r}], or that of {level!r}"
+            )
+    return group
+
+
+def _entries(group: ParameterGroup) -> Counter[str]:
+    """Count a group's entries in each parameter; levels split groups, so equal counts are equal."""
+    return sum((Counter({view.parameter: view.size}) for view in group.views), Counter[str]())
 
 
 def groups_of(problem: Any, groups: Any) -> Mapping[str, ParameterGroup]:
