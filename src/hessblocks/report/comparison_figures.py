@@ -91,9 +91,9 @@ def gap_figure(comparison: Comparison) -> Figure | None:
     single = " (one seed)" if len(comparison.seeds) == 1 else ""
     return Figure(
         name="gap",
-        title=f"Gap to {base} at the end, in nats per token: {ends_at}{single}",
+        title=plain_math(f"Gap to {base} at the end, in nats per token: {ends_at}{single}"),
         panels=_panels(
-            {f"Loss minus that of {base}": series},
+            {plain_math(f"Loss minus that of {base}"): series},
             x_label=AXES["steps"][1],
             y_label="Gap (nats per token)",
             limits=(low - margin, high + margin),
