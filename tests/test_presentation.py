@@ -81,7 +81,7 @@ TABLES = (
     *("estimate", "eigenvalues", "diagonal", "spectrum", "map", "norms", "signal"),
     *("measured", "bill", "price", "check", "allocation"),
 )
-PLOTS = ("spectrum", "map", "norms", "signal", "bill", "check", "allocation")
+PLOTS = ("spectrum", "map", "norms", "signal", "bill", "check")
 
 
 @pytest.mark.parametrize("name", NAMES)
