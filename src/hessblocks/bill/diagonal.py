@@ -23,7 +23,7 @@ from hessblocks.linalg import working_dtype
 from hessblocks.malloc import return_freed_memory
 
 OFTEN = 1 << 24
-"""Entries of changes that are computed between two returns of freed memory."""
+"""Entries of gradients or changes between two returns of freed memory."""
 
 
 class Diagonal(Ledger):
@@ -62,6 +62,7 @@ class Diagonal(Ledger):
             for name, weight in parameters.items()
         }
         self._last: dict[str, Tensor] = {}
+        self._freed = 0  # entries since memory was returned
         self._inputs = Inputs(problem.model, moments=moments)
         collect(problem, [*self.squares], self, samples=samples, seed=seed)
 
@@ -86,7 +87,10 @@ class Diagonal(Ledger):
             pairs.append(float(product.flatten() @ self._last[name].flatten()))
             self._last[name].copy_(product)  # in its place: a new tensor would leave a hole
         self.owners.append((piece, slope))
-        return_freed_memory()  # with several threads, gradients leave holes
+        self._freed += sum(square.numel() for square in self.squares.values())
+        if self._freed > OFTEN:  # with several threads, gradients leave holes
+            return_freed_memory()
+            self._freed = 0
         self.squared.append(torch.tensor([numbers], dtype=torch.float64))
         if pairs:
             self.pairs.append(torch.tensor([pairs], dtype=torch.float64))
