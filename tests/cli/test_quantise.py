@@ -311,7 +311,7 @@ def test_a_size_is_named_in_lower_or_upper_case(
     assert outcome.status == 0, outcome.errors
     found = rows(out / "files.csv")
     assert float(found["Q6_K"]["measured"]) > 0
-    fallback = "no multiple of 256 have, as in llama.cpp, Q8_0 for Q6_K in 15"
+    fallback = "rows are no multiple of 256; as in llama.cpp, 15 in Q8_0, not Q6_K"
     for said in (outcome.errors, outcome.output, (out / "report.html").read_text()):
         assert fallback in " ".join(said.split())
     assert 0 <= int(found["Q6_K"]["bytes"]) - int(found["this file"]["bytes"]) < 1e4

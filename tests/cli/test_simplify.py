@@ -324,6 +324,23 @@ def test_an_interrupted_call_goes_on_and_ends_the_same(
     assert (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns == kept
 
 
+def test_an_earlier_result_is_named_by_letters_of_a_path_alone(tmp_path: Path) -> None:
+    """Its name comes from a file, which others may have written."""
+    (tmp_path / "model").mkdir()
+    store = mended_store(tmp_path)
+    for label, name in (
+        ("0.2-even", "model-0.2-even"),
+        ("../../x", "model-earlier"),
+        (["a"], "model-earlier"),
+    ):
+        write_manifest(tmp_path / "model", "a", "model", {"run": "r", "label": label})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(running.storage, "identity_in", lambda _: "another")
+            patch.setattr(running.storage, "check_manifest", lambda *_, **__: "")
+            earlier = running._earlier(tmp_path, "r", store, "folder", "0.1")
+        assert earlier == {tmp_path / "model": tmp_path / name}
+
+
 def test_a_full_disk_is_reported(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:

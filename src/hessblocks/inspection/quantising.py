@@ -221,7 +221,8 @@ def _was_written(folder: Path, file: Path, settings: Mapping[str, Any]) -> bool:
 def _set_page_aside(folder: Path, file: Path, progress: Progress) -> None:
     """Rename the page of another file in the same folder after that file."""
     page, note = folder / "report.html", folder / WRITTEN
-    name = storage.read_object(note)["file"] if page.is_file() and note.is_file() else file
+    known = page.is_file() and note.is_file()
+    name = str(storage.read_object(note).get("file", file) if known else file)
     if Path(name).resolve() != file.resolve():
         stem, number = f"report-{Path(name).name}", 1
         place = folder / f"{stem}.html"
@@ -313,9 +314,9 @@ class _Target:
             return []
         types = mix(name, self._shapes)
         rules = mix(name, {n: (shape[0], 256) for n, shape in self._shapes.items()})  # all fit
-        pairs = Counter(f"{types[n]} for {rule}" for n, rule in rules.items() if types[n] != rule)
-        words = ", ".join(f"{pair} in {count}" for pair, count in pairs.items())
-        words = f"{name}: tensors whose rows are no multiple of 256 have, as in llama.cpp, {words}"
+        pairs = Counter(f"{types[n]}, not {rule}" for n, rule in rules.items() if types[n] != rule)
+        words = "; ".join(f"{count} in {pair}" for pair, count in pairs.items())
+        words = f"{name} has tensors whose rows are no multiple of 256; as in llama.cpp, {words}"
         return [words.replace("gguf:", "")] if pairs else []
 
     def allocate(self, bill: Bill) -> Allocation:

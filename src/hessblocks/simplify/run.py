@@ -405,6 +405,11 @@ def _label(settings: SimplifySettings) -> str:
     return "-".join(words)
 
 
+def _is_label(name: Any) -> bool:
+    """Tell whether a name from a file may stand in a path."""
+    return isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) is not None
+
+
 def _earlier(folder: Path, run: str, store: storage.Store, to: str, label: str) -> dict[Path, Path]:
     """Map results of this run with other settings to the paths that they are renamed to."""
     model, file, fault = folder / "model", folder / "model.gguf", ""
@@ -419,11 +424,11 @@ def _earlier(folder: Path, run: str, store: storage.Store, to: str, label: str) 
     if not fault and os.path.lexists(file):
         if file.is_file() and (record := store.get(_key_of(file))):
             rows = record.rows or [{"label": labels.get(model, "earlier")}]  # older ones have none
-            labels[file] = rows[0]["label"]
+            labels[file] = rows[0].get("label", "earlier")
         elif to == "gguf":
             model, fault = file, "was not written by this run, or has changed since"
     paths = {
-        path: path.with_name(f"model-{name}{path.suffix}")
+        path: path.with_name(f"model-{name if _is_label(name) else 'earlier'}{path.suffix}")
         for path, name in labels.items()
         if name != label
     }

@@ -1,8 +1,8 @@
 """Graphs for one product alone: of whole batches, without a plan.
 
 A plan and its checks cost about as much as a product, which pays off for several. A product alone
-takes each batch whole while its graph fits the memory. The first time, it compares its forward pass
-with one of a few rows by the model's own kernels; if they differ, with one of the whole batch.
+takes each batch whole while its graph fits the memory, and compares its forward pass with another
+one, the first time.
 
 H_o z = Jᵀ H_ℓ J z needs no second derivative: u = J z is one forward pass in forward mode, which is
 also the other pass, and Jᵀ one backward pass with the model's own kernels. Where an operation has
@@ -38,9 +38,6 @@ from hessblocks.curvature.products.repeatability import check_same
 from hessblocks.curvature.witness import check_bypass, walk_graph
 from hessblocks.errors import RunError, out_of_memory
 from hessblocks.linalg import default_limit
-
-ENTRIES = 4096
-"""Entries of the hidden state or the logits that are computed again to detect random numbers."""
 
 ROUNDED = 16
 """Rounding error of an inner product, in units of ε ‖a‖ ‖b‖."""
