@@ -1,8 +1,7 @@
 """Blocks compared from Python."""
 
+import json
 import re
-import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import hessblocks as hb
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, duration
 from hessblocks.progress import Progress
 from hessblocks.report import write_report
+from hessblocks.training import comparison
 
 TINY = {
     "depth": 1,
@@ -45,44 +45,49 @@ def test_blocks_of_the_user_are_compared_under_their_names(text: Path, tmp_path:
     assert found.rates == dict.fromkeys(blocks, 0.01)
 
 
-class Clock(Progress):
-    """Keeps notes, and processor seconds of stages."""
+class Notes(Progress):
+    """Keeps notes, each with the stages before it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.notes: list[tuple[str, frozenset[str]]] = []
-        self.spent: Counter[str] = Counter()
+        self.spent: set[str] = set()
 
     def note(self, text: str) -> None:
         self.notes.append((text, frozenset(self.spent)))
 
     @contextmanager
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
-        start = time.process_time()
         with super().stage(name, detail, total):
             yield
-        self.spent[name.partition(" ")[0]] += time.process_time() - start
+        self.spent.add(name.partition(" ")[0])
 
 
-def test_the_cost_is_told_before_and_curvature_can_be_left_out(text: Path, tmp_path: Path) -> None:
-    sample = hb.settings.CurvatureSettings(sequences=8, tokens=16, probes=8)
-    sizes = TINY | {"steps": 30, "depth": 2, "width": 64, "sample": sample}
-    clock, names = Clock(), ["pre-ln", "sas"]
-    hb.compare(names, out=tmp_path / "out", data=text, progress=clock, **sizes)
-    ((told, before),) = [entry for entry in clock.notes if "runs: about" in entry[0]]
+def test_the_cost_is_told_before_and_curvature_can_be_left_out(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes, names = Notes(), ["pre-ln", "sas"]
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison, "_unsaved", lambda *_: [{"tokens_per_second": 20.0}])
+        patch.setattr(comparison, "map_seconds", lambda *_: 1.5)
+        hb.compare(names, out=tmp_path / "out", data=text, progress=notes, **TINY)
+    ((told, before),) = [entry for entry in notes.notes if "runs: about" in entry[0]]
     assert before == {"plan"}
-    seconds = re.findall(r"([\d.]+) s for (training|curvature)", told)
-    assert [kind for _, kind in seconds] == ["training", "curvature"]
-    for number, kind in seconds:
-        assert clock.spent[kind] / 3 < float(number) < 3 * clock.spent[kind], (told, clock.spent)
+    training = json.loads((tmp_path / "out" / "config.json").read_text())["training"]
+    evaluations = 3 // training["evaluate_every"] + 2
+    seconds = 2 * (3 * 2 + evaluations * 4 / 3) * 16 / 20
+    assert f"2 runs: about {duration(seconds)} for training, " in told
+    assert f"{duration(2 * 2 * 1.5)} for curvature before and after" in told
     assert told.endswith("of processor time; --no-curvature leaves the last out")
 
-    clock = Clock()
-    hb.compare(names, out=tmp_path / "out", data=text, progress=clock, **sizes)
-    assert not clock.notes  # nothing is left to do
-    few = sizes | {"curvature": False, "steps": 3}
-    found = hb.compare(names, out=tmp_path / "two", data=text, progress=clock, **few)
-    assert "curvature" not in clock.spent
+    notes = Notes()
+    hb.compare(names, out=tmp_path / "out", data=text, progress=notes, **TINY)
+    assert not notes.notes  # nothing is left to do
+    few = TINY | {"curvature": False}
+    found = hb.compare(names, out=tmp_path / "two", data=text, progress=notes, **few)
+    ((told, _),) = notes.notes
+    assert re.fullmatch(r"2 runs: about \S+ m?s for training of processor time", told)
+    assert "curvature" not in notes.spent
     assert not found.select("frobenius_norm")
     assert not found.missing
     page = write_report(tmp_path / "two").read_text()
