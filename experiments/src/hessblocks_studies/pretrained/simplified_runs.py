@@ -241,27 +241,29 @@ def summarise(rows: Rows) -> Summary:
         kind: [(layer, max(cost, 1e-6), 0.0) for layer, cost in sorted(costs.items())]
         for kind, costs in alone.items()
     }
-    grown_runs = {
-        f"{kind}, {healing} updates": [
-            (row["last"] - row["first"] + 1, max(row["value"], 1e-6), row["standard_error"])
-            for row in members
-        ]
-        for (kind, healing), members in shared.grouped(growing, "rule", "healing").items()
-    }
+    panels = [shared.panel("One layer", "layer", DIVERGENCE, curves, log="y")]
+    for (healing,), steps in shared.grouped(growing, "healing").items():
+        title = f"Run, after {healing} updates" if healing else "Run, untrained"
+        curves = {
+            kind: [
+                (row["last"] - row["first"] + 1, max(row["value"], 1e-6), row["standard_error"])
+                for row in members
+            ]
+            for (kind,), members in shared.grouped(steps, "rule").items()
+        }
+        panels.append(shared.panel(title, "layers", DIVERGENCE, curves, log="y"))
     return shared.summary(
         "Which layers of a pretrained model can be simplified at once",
-        "KL divergence from SmolLM2-135M on the text by which runs are chosen. Left each layer "
-        "alone; right a run that grows from the cheapest layer, before and after healing. "
-        "Attention sinks keep their skips and norms.",
-        [
-            shared.panel("One layer", "layer", "KL divergence (nats per token)", curves, log="y"),
-            shared.panel("Runs", "layers", "KL divergence (nats per token)", grown_runs, log="y"),
-        ],
+        "KL divergence from SmolLM2-135M on the text by which runs are chosen, of each layer alone "
+        "and of runs that grow from the cheapest layer, untrained and healed. Attention sinks keep "
+        "their skips and norms.",
+        panels,
         checks,
         runs=[{name: row[name] for name in TOLD} for row in runs],
     )
 
 
+DIVERGENCE = "KL divergence (nats per token)"
 TOLD = ("rule", "first", "last", "healing", "quantity", "value", "standard_error")
 STUDY = Study(
     name="simplified-runs",
