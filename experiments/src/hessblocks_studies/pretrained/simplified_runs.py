@@ -194,7 +194,7 @@ def measure(settings: RunSettings) -> list[Row]:
     base: Any = copy.deepcopy(subject.original)
     for updates in settings.updates:
         if updates:
-            base = heal(base, subject.original, subject.healing, layers=(), steps=updates)
+            base = heal(base, subject.original, subject.healing, steps=updates)
             layers = list(base.model.layers)
         steps = list(grown(subject, layers, kind, run, healed=updates > 0))
         for shorter, _, kl in steps:
