@@ -67,8 +67,9 @@ def test_a_run_grows_by_its_cheaper_neighbour_up_to_the_limit(
 def test_a_point_prices_layers_and_runs_and_changes_no_original() -> None:
     place = ground(TINY)
     before = {name: value.clone() for name, value in place.original.state_dict().items()}
-    point = runs.settings("smoke", None)[0]
-    rows = runs.measure(point)
+    points = [point for point in runs.settings("smoke", None) if point.kind == runs.SKIPS]
+    assert [point.updates for point in points] == [(0,), (0, 1)]
+    rows = [row for point in points for row in runs.measure(point)]
     assert [row["quantity"] for row in rows].count(runs.ALONE) == place.original.config.depth
     growing = [row for row in rows if row["quantity"] == runs.GROWING]
     grown = [row for row in rows if row["quantity"] == runs.RUN]

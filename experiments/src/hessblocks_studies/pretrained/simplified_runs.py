@@ -111,20 +111,24 @@ masks and positions."""
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Settings of a point: one kind of change."""
+    """Settings of a point: one kind of change, told after one healing."""
 
     kind: str
     """Name in `KINDS`."""
     model: str
     """Package of the model, or `TINY`."""
     updates: tuple[int, ...]
-    """Updates of healing after which the run grows."""
+    """Updates of healing after which the run grows; the last are told."""
 
 
 def settings(scale: Scale, seeds: int | None) -> list[RunSettings]:
-    """List the kinds; only the order of the healing's windows is random."""
-    model = TINY if scale == "smoke" else SMOLLM2
-    return [RunSettings(kind=kind, model=model, updates=UPDATES[scale]) for kind in KINDS]
+    """List the kinds, untrained ones first; only the order of the healing's windows is random."""
+    model, updates = TINY if scale == "smoke" else SMOLLM2, UPDATES[scale]
+    return [
+        RunSettings(kind=kind, model=model, updates=updates[: count + 1])
+        for count in range(len(updates))
+        for kind in KINDS
+    ]
 
 
 @torch.no_grad()
@@ -196,19 +200,18 @@ def measure(settings: RunSettings) -> list[Row]:
         if updates:
             base = heal(base, subject.original, subject.healing, steps=updates)
             layers = list(base.model.layers)
-        steps = list(grown(subject, layers, kind, run, healed=updates > 0))
-        for shorter, _, kl in steps:
-            told(GROWING, kl, shorter, updates)
-        run, layers, kl = steps[-1]
+        for step in grown(subject, layers, kind, run, healed=updates > 0):
+            told(GROWING, step[2], step[0], updates)
+        run, layers, kl = step
         told(RUN, kl, run, updates)
         told(OTHER, subject.judging.cost(layers, 0).kl, run, updates)
         base.model.layers = nn.ModuleList(layers)
     first, last = JUDGED_RUN
-    if len(original) > last:
+    if len(original) > last and not updates:
         run = range(first, last + 1)
         layers = changed(subject, original, kind, run)
         told(FIXED, subject.judging.cost(layers, 0).kl, run, 0)
-    return rows
+    return [row for row in rows if row["healing"] == updates]
 
 
 def summarise(rows: Rows) -> Summary:
