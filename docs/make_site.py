@@ -144,7 +144,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     text = with_indices(LINK.sub(led, markdown))
     if page.file.src_uri == "README.md":
         doors = ", ".join(f"[{user}]({user_page(user)})" for user in USERS)
-        text = text.replace("\n<img", f"\nFor {doors}.\n\n<img", 1)
+        text = text.replace("\n## ", f"\nFor {doors}.\n\n## ", 1)
     return text
 
 

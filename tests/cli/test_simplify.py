@@ -222,16 +222,18 @@ def test_the_cost_is_told_from_the_passes_that_are_left(
     asked = SimplifySettings(kinds=("layer", "heads"), tokens=8, batch=4, steps=6)
     held = torch.zeros(6, 8, dtype=torch.long)
     fit = torch.zeros(12, 8, dtype=torch.long)
-    told = running._cost(model, fit, held, asked, store)
-    assert told.startswith("2 removals at most: 4 s, ")
+    told, total = running._cost(model, fit, held, asked, store)
+    assert total == 4 + 42 + 48
+    assert told.startswith("2 removals at most, besides refits: 4 s; ")
     assert "one pass of refits: 42 s; " in told  # 5 passes over twice the held-out, and solutions
     assert told.endswith(
-        "healing: about 48 s (processor time on a CPU)"
+        "healing: 48 s (processor time on a CPU)"
     )  # 6 x 4 windows are 4 times the held-out 6
     store.add("layer 0", [])
-    assert running._cost(model, fit, held, asked, store).startswith("0 removals at most: 0 s, ")
+    told, _ = running._cost(model, fit, held, asked, store)
+    assert told.startswith("0 removals at most, besides refits: 0 s; ")
     told = running._cost(model, fit, held, replace(asked, save=0.0), store)
-    assert told == "every removal is measured already"
+    assert told == ("every removal is measured already", 0.0)
 
 
 def test_the_cost_tells_of_the_solutions_of_every_matrix(

@@ -128,6 +128,7 @@ class ScreenProgress(Progress):
     def __init__(self) -> None:
         super().__init__()
         self.notes: list[str] = []
+        self.begun = 0.0  # what the process spent on imports counts
 
     def note(self, text: str) -> None:
         """Print the line on standard error, and keep it in `notes`."""

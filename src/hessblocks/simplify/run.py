@@ -147,7 +147,8 @@ def simplify_model(
         stored = models.stored_words(original.config)
         for word in filter(None, (stored, start_words(tokenizer, settings.bare))):
             progress.note(word)
-        progress.note(_cost(original, fitting, validation, settings, store))
+        told, seconds = _cost(original, fitting, validation, settings, store)
+        progress.note(f"{told}; {progress.in_all(seconds)}")
         table = Removals(rows=())
         if not even:
             with progress.stage("removals", total=original.config.depth):
@@ -279,13 +280,13 @@ def _cost(
     validation: Tensor,
     settings: SimplifySettings,
     store: storage.Store,
-) -> str:
+) -> tuple[str, float]:
     """Estimate the time of all parts: from two passes, all layers and the last, and a solution."""
     layers = list(original.model.layers)
     left = sum(store.get(f"layer {number}") is None for number in range(len(layers)))
     even = settings.even and settings.save > 0
     if not (left or settings.save):
-        return "every removal is measured already"
+        return "every removal is measured already", 0.0
     held_out = Held(original, validation)
     held_out.cost(layers, 0)  # the first pass is slower
     all_layers, last_layer = (
@@ -293,17 +294,17 @@ def _cost(
         for n in (0, len(layers) - 1)
     )
     count = 0 if even else left * len({*settings.kinds} or KINDS)
-    clauses = []
+    parts = {}
     if not even:
-        table = duration(count * (all_layers + last_layer) / 2)
-        clauses += [f"{count} removals at most: {table}, besides refits"]
+        parts[f"{count} removals at most, besides refits"] = count * (all_layers + last_layer) / 2
     if settings.save:
         passes = PASSES * all_layers * fitting.numel() / validation.numel()
-        solutions = _solution_seconds(original, fitting.numel())
-        clauses += [f"one pass of refits: {duration(passes + solutions)}"]
+        parts["one pass of refits"] = passes + _solution_seconds(original, fitting.numel())
         ratio = settings.steps * settings.batch * settings.tokens / validation.numel()
-        clauses += [f"healing: about {duration(ratio * all_layers * PASSES_PER_UPDATE)}"]
-    return "; ".join(clauses) + " (processor time on a CPU)" * (original.device.type == "cpu")
+        parts["healing"] = ratio * all_layers * PASSES_PER_UPDATE
+    clauses = (f"{words}: {duration(seconds)}" for words, seconds in parts.items())
+    unit = " (processor time on a CPU)" * (original.device.type == "cpu")
+    return "; ".join(clauses) + unit, sum(parts.values())
 
 
 def _solution_seconds(original: models.HessblocksForCausalLM, tokens: int) -> float:
