@@ -326,6 +326,24 @@ def test_a_forecast_grows_as_the_loss_does_along_the_change_of_the_logits() -> N
     assert bill["0 inputs, 2 bits"].forecast.value > 1.5 * bill["0 inputs, 2 bits"].diagonal.value
 
 
+def test_the_bar_of_the_dearest_edit_covers_what_it_was_measured_to_miss() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 48), nn.Tanh(), nn.Linear(48, 9)).double()
+    model[0].weight.data *= 3  # coarse rounding reaches the flat of the tanh
+    x = torch.randn(15, 6).double()
+    problem = hb.Problem(model, [(x, torch.zeros(15, dtype=torch.long))], loss="classification")
+    bill = hb.price(problem, hb.activation_changes(model, "0", bits=(2, 8)), samples=300)
+    coarse, fine = bill.values()
+    missed = abs(coarse.forecast.value - bill.check([coarse.name]).measured[0].value)
+    text, text_of_fine = (
+        price.diagonal.standard_error / price.diagonal.value * price.forecast.value
+        for price in (coarse, fine)
+    )
+    assert missed > 2 * text
+    assert missed < coarse.forecast.standard_error < 1.2 * missed
+    assert fine.forecast.standard_error == pytest.approx(text_of_fine, rel=0.01)
+
+
 def test_sums_grow_with_every_change_and_an_allocation_of_nats_is_within_them() -> None:
     torch.manual_seed(3)
     parts = [nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 9)) for _ in range(6)]

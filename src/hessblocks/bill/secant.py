@@ -217,7 +217,9 @@ def with_growth(
     The change of the logits stays proportional to the rounding where the loss has left its
     quadratic: log Σ exp has heavier tails, so that cross-entropies grow faster. For each tensor
     (keys, values, ...) the dearest edit of all places rounds a few pieces. Shares of the change of
-    the logits then stand for cheaper roundings.
+    the logits then stand for cheaper roundings. How far the quadratic of that change is from the
+    forecast's, as where outputs saturate, is of the next order, and in the error in proportion to
+    the quadratic: the dearest edit has the error that it was measured to have.
 
     Args:
         problem: model, loss and data of the draws.
@@ -268,6 +270,8 @@ def with_growth(
         if quadratics[-1] > LEAST and not clash(rounded[column] for column in columns):
             ratios = left / (left[:, :1] * squares)  # without one window each: jackknife
             error = (ratios.var(0, correction=0) * (count - 1)).sqrt() * quadratics
+            missing = 1 - 2 * quadratics[-1] / forecasts[columns].sum()
+            error = error.hypot(missing * steps * total)
             growth[[*chain(*edits.values())]] = torch.stack([quadratics, total, error]).nan_to_num()
     return replace(draws, growth=growth)
 
