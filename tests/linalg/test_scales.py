@@ -31,7 +31,6 @@ SCALES = [
 scaled = pytest.mark.parametrize(("dtype", "scale"), SCALES, ids=str)
 LINEAR: dict[str, Callable[[DenseOperator], list[Any]]] = {
     "norm": lambda op: shown(hb.frobenius_norm(op)),
-    "norm, to a tolerance": lambda op: shown(hb.frobenius_norm(op, tolerance=0.1, probes=4)),
     "norm of few columns": lambda op: shown(hb.frobenius_norm(op, probes=SIZE)),
     "hutchinson": lambda op: shown(hb.trace(op)),
     "xtrace": lambda op: shown(hb.trace(op, method="xtrace")),
@@ -251,8 +250,7 @@ def test_a_zero_that_signs_give_by_chance_is_not_a_zero(name: str) -> None:
     assert zeros == 0
 
 
-@pytest.mark.parametrize("tolerance", [None, 0.5])
-def test_a_trace_on_which_signs_agree_by_chance_has_an_error(tolerance: float | None) -> None:
+def test_a_trace_on_which_signs_agree_by_chance_has_an_error() -> None:
     """The truth is 0, and two probes give 2 ± 0, −2 ± 0 or 0 ± 0 in half of all cases."""
     matrix = torch.zeros(40, 40, dtype=torch.float64)
     matrix[0, 1] = matrix[1, 0] = 1.0
@@ -260,7 +258,7 @@ def test_a_trace_on_which_signs_agree_by_chance_has_an_error(tolerance: float | 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for seed in range(30):
-            found = hb.trace(op, probes=4, seed=seed, tolerance=tolerance, max_probes=64)
+            found = hb.trace(op, probes=4, seed=seed)
             assert found.standard_error > 0
             assert bool((hb.diagonal(op, probes=4, seed=seed).standard_errors > 0).any())
 

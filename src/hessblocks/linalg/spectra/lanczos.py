@@ -42,7 +42,7 @@ from typing import get_args
 import torch
 
 from hessblocks.errors import ArgumentError, check_memory_limit, check_name, check_whole, in_units
-from hessblocks.linalg.estimators import Eigenvalues, assemble, check_probes, check_square
+from hessblocks.linalg.estimators import Eigenvalues, assemble, check_square
 from hessblocks.linalg.operators import (
     LinearOperator,
     Operand,
@@ -72,7 +72,6 @@ def extreme_eigenvalues(
     basis_size: int = 64,
     memory_limit: int | None = None,
     seed: int = 0,
-    probe_chunk: int | None = None,
     copies: bool = True,
 ) -> Eigenvalues:
     """Find extreme eigenvalues of a symmetric operator by Lanczos with thick restarts.
@@ -102,7 +101,6 @@ def extreme_eigenvalues(
         memory_limit: bytes for the basis and one product of the operator; the basis is smaller than
             `basis_size` where they do not fit. None: a quarter of the device's memory.
         seed: seed of the random vectors.
-        probe_chunk: vectors multiplied at once where the matrix is assembled.
         copies: whether random vectors look for missed eigenvalues. False spares up to half of the
             products, and misses further copies of an eigenvalue.
 
@@ -115,7 +113,7 @@ def extreme_eigenvalues(
     Raises:
         ArgumentError: the operator is not symmetric, or is declared positive semi-definite and is
             not; `which` is unknown; `count` is below 1 or above N; the basis or the memory limit is
-            too small for the wanted eigenvalues; `tolerance` is below 0; or `probe_chunk` below 1.
+            too small for the wanted eigenvalues; or `tolerance` is below 0.
         RunError: a product is not finite.
 
     Cost: more products the smaller the gaps between eigenvalues, at most `max_products`. Each
@@ -134,8 +132,7 @@ def extreme_eigenvalues(
     op = operator_of(op)
     check_square("extreme_eigenvalues", op, symmetric=True)
     check_name("extreme_eigenvalues: which", which, get_args(Which))
-    rest = {"count": count, "seed": seed}
-    check_probes("extreme_eigenvalues", 1, at_least=1, probe_chunk=probe_chunk, **rest)
+    check_whole(count=count, seed=seed, max_products=max_products, basis_size=basis_size)
     if not 1 <= count <= op.shape[0]:
         raise ArgumentError(
             f"count: expected at least 1 eigenvalue at each end, and at most {op.shape[0]}, the "
@@ -144,7 +141,6 @@ def extreme_eigenvalues(
     if tolerance is not None and not (isinstance(tolerance, Real) and tolerance >= 0):
         raise ArgumentError(f"tolerance: expected a share of at least 0, got {tolerance!r}")
     share = math.sqrt(torch.finfo(working_dtype(op.dtype)).eps) if tolerance is None else tolerance
-    check_whole(max_products=max_products, basis_size=basis_size)
     if memory_limit is not None:
         check_memory_limit(memory_limit)
     wanted, size = Wanted(count=count, which=SAME.get(which, which)), op.shape[0]
@@ -153,7 +149,7 @@ def extreme_eigenvalues(
     fits = DENSE_COPIES * size**2 * torch.float64.itemsize <= limit
     small = size <= max(total, min(FEW_PRODUCTS + FEW_PER_VALUE * total, max_products))
     if small and fits:
-        eigenvalues = _exact(op, wanted, share, probe_chunk)
+        eigenvalues = _exact(op, wanted, share)
     else:
         room = _room(op, total, basis_size, limit)
         # the search gets at least as many products as assembling; N vectors are exact anyway
@@ -164,7 +160,7 @@ def extreme_eigenvalues(
         if reserved and not eigenvalues.converged:
             products = basis.products
             del basis, search  # before matrices of that size are made
-            exact = _exact(op, wanted, share, probe_chunk)
+            exact = _exact(op, wanted, share)
             eigenvalues = replace(exact, products=products + exact.products)
     if not eigenvalues.converged:
         warnings.warn(
@@ -194,11 +190,9 @@ def _room(op: LinearOperator, total: int, basis_size: int, limit: int) -> int:
     return min(basis_size, limit // vector_bytes - 1, op.shape[0] + 1)
 
 
-def _exact(
-    op: LinearOperator, wanted: Wanted, share: float, probe_chunk: int | None
-) -> Eigenvalues:
+def _exact(op: LinearOperator, wanted: Wanted, share: float) -> Eigenvalues:
     """Assemble the matrix and compute its eigenvalues by dense algebra."""
-    matrix = assemble(op, probe_chunk).double().cpu()
+    matrix = assemble(op).double().cpu()
     unit = unit_of(matrix)
     matrix /= unit
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)

@@ -32,6 +32,8 @@ MARGIN = 4.0
 NO_WEIGHT = 1e-12
 DECADES = 6
 """Decades of the density that a plot shows."""
+ROWS_OF_ALL = 1 << 17
+"""Most rows of an operator for which the chains of all probes are in memory at once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -225,7 +227,6 @@ def spectral_density(
     *,
     broadening: float | None = None,
     points: int = 512,
-    probe_chunk: int | None = None,
 ) -> Spectrum:
     """Estimate a symmetric operator's spectral density by stochastic Lanczos quadrature.
 
@@ -245,17 +246,16 @@ def spectral_density(
             the eigenvalues; None: 2 % of the distance between the outermost nodes. Steps resolve
             about that distance over S, so that finer broadening shows nodes, not eigenvalues.
         points: points of the grid the density is given on.
-        probe_chunk: probes advanced together; bounds memory, changes no probe.
 
     Returns:
-        The spectrum: density on a grid with its standard error, moments, nodes and weights.
+        The spectrum: density on a grid with its standard error, nodes and weights.
 
     Raises:
         ArgumentError: not symmetric, declared positive semi-definite and is not, no probes or no
             steps.
         RunError: a product is not finite.
 
-    Cost: S K products; memory N · S · probe_chunk numbers.
+    Cost: S K products; memory N S K numbers, above 131,072 rows N S of one probe at a time.
 
     Source: Ubaru, Chen and Saad (2017), section 3; Ghorbani, Krishnan and Xiao (2019), algorithm 1.
 
@@ -268,17 +268,16 @@ def spectral_density(
     """
     op = operators.operator_of(op)
     estimators.check_square("spectral_density", op, symmetric=True)
-    rest = {"seed": seed, "steps": steps}
-    estimators.check_probes("spectral_density", probes, at_least=1, probe_chunk=probe_chunk, **rest)
+    estimators.check_probes("spectral_density", probes, at_least=1, seed=seed, steps=steps)
     if steps < 1:
         raise ArgumentError(f"spectral_density: steps: expected at least 1, got {steps}")
     if exact := op.shape[0] <= steps:
-        matrix = estimators.assemble(op, probe_chunk).double()
+        matrix = estimators.assemble(op).double()
         nodes = torch.linalg.eigvalsh((matrix + matrix.T) / 2).cpu()[None]
         weights = torch.full_like(nodes, 1 / op.shape[0])
     else:
         source = estimators.Probes(op, seed=seed)
-        blocks = source.blocks(probes, probe_chunk)
+        blocks = source.blocks(probes, 1 if op.shape[0] > ROWS_OF_ALL else probes)
         pieces = [lanczos_quadrature(op, drawn, steps) for drawn in blocks]
         nodes, weights = (torch.cat(both) for both in zip(*pieces, strict=True))
     check_definite(op, nodes)
