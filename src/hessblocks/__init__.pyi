@@ -75,12 +75,10 @@ from .linalg import (
     LinearOperator as LinearOperator,
     Spectrum as Spectrum,
     diagonal as diagonal,
-    condition_number as condition_number,
     extreme_eigenvalues as extreme_eigenvalues,
     frobenius_norm as frobenius_norm,
     identity_like as identity_like,
     inverse as inverse,
-    jensen_shannon_distance as jensen_shannon_distance,
     spectral_density as spectral_density,
     trace as trace,
 )

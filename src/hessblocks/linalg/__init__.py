@@ -42,16 +42,12 @@ from hessblocks.linalg.operators import (
     working_dtype,
 )
 from hessblocks.linalg.spectra import (
-    ConditionNumber,
     Spectrum,
-    condition_number,
     extreme_eigenvalues,
-    jensen_shannon_distance,
     spectral_density,
 )
 
 __all__ = [
-    "ConditionNumber",
     "DenseOperator",
     "DiagonalEstimate",
     "Eigenvalues",
@@ -61,13 +57,11 @@ __all__ = [
     "LinearOperator",
     "Solution",
     "Spectrum",
-    "condition_number",
     "diagonal",
     "extreme_eigenvalues",
     "frobenius_norm",
     "identity_like",
     "inverse",
-    "jensen_shannon_distance",
     "norms_from_pairs",
     "solve",
     "spectral_density",
