@@ -70,7 +70,7 @@ TASKS = {
     ),
     "Estimators": (
         "docs/estimators.md",
-        """trace frobenius_norm diagonal extreme_eigenvalues condition_number spectral_density jensen_shannon_distance
+        """trace frobenius_norm diagonal extreme_eigenvalues condition_number spectral_density
         inverse identity_like LinearOperator Estimate Spectrum""",
     ),
     "Read and draw results": (

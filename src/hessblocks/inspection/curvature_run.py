@@ -270,7 +270,6 @@ class CurvatureRun:
         density = linalg.spectral_density(
             op,
             seed=self.settings.seed,
-            probe_chunk=1 if op.shape[0] > 1 << 17 else None,
             steps=self.spending.steps,
             probes=self.spending.spectrum_probes,
             points=SPECTRUM_POINTS,

@@ -121,13 +121,13 @@ class _Pair:
             if branch
         )
         """Whether the stream is linear in the outputs of both sub-blocks."""
-        wanted: dict[str, tuple[Tensor, Tensor]] = {}
+        self.wanted: dict[str, Tensor] = {}
         if not self.plain:
-            wanted, _ = outputs_of(at.layer, names, at.original, at.text.context)
+            calls, _ = outputs_of(at.layer, names, at.original, at.text.context)
+            self.wanted = {name: output for name, (_, output) in calls.items()}
         elif at.layer.attention is not None:
             attended = at.layer.attention(at.layer.attention_norm(at.original), at.text.context)
-            wanted["attention_branch"] = attended, branches[0](attended, at.original)
-        self.wanted = {name: output for name, (_, output) in wanted.items()}
+            self.wanted["attention_branch"] = branches[0](attended, at.original)
         self.middle = self.wanted.get("attention_branch", at.original)
         """Original's state between attention and MLP."""
         self._output: Tensor | None = None

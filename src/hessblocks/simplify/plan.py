@@ -129,10 +129,11 @@ class _Layer:
         self.change = LayerChange()
         block, module = model.config.blocks[number], model.model.layers[number]
         self._groups, self._units = block.resolved_key_value_heads, 0
+        self._priced = dict[str, int]()
         if "mlp units" in measured:
             self._units = block.resolved_mlp_width
-            self._priced = measured["mlp units"]["parameters"] // _unit(module.mlp)
             self._saved["mlp units"] = _unit(module.mlp)
+            self._priced["mlp units"] = measured["mlp units"]["parameters"] // _unit(module.mlp)
             self._step = unit_step(self._units)
 
     def steps(self) -> Iterator[tuple[float, int, LayerChange]]:
@@ -165,15 +166,15 @@ class _Layer:
         """Compute the modelled cost and the saved parameters of a change."""
         if change.layer:
             return self._costs["layer"], self._saved["layer"]
-        parts = []
-        if change.attention != "kept":
-            parts.append(("attention" if change.attention == "gone" else "linear map", 1.0, 1))
-        if change.groups:
-            parts.append(("heads", change.groups**2.0, change.groups))
-        if change.units:
-            parts.append(("mlp units", (change.units / self._priced) ** 2, change.units))
-        cost = sum(self._costs[kind] * grown for kind, grown, _ in parts)
-        return cost, sum(self._saved[kind] * number for kind, _, number in parts)
+        gone = {
+            "attention": change.attention == "gone",
+            "linear map": change.attention == "linear",
+            "heads": change.groups,
+            "mlp units": change.units,
+        }
+        parts = [(kind, number) for kind, number in gone.items() if number]
+        cost = sum(self._costs[kind] * (n / self._priced.get(kind, 1)) ** 2 for kind, n in parts)
+        return cost, sum(self._saved[kind] * n for kind, n in parts)
 
 
 def _keep_attention(model: HessblocksForCausalLM, changes: Mapping[int, LayerChange]) -> None:

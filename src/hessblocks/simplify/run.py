@@ -123,9 +123,7 @@ def simplify_model(
         tests = {"the last tenth of the text": test}
         if also is not None:
             ids = _encoded(original, tokenizer, also)
-            tests[Path(str(settings.also)).name] = _tested(original, tokenizer, ids, settings).to(
-                test.device
-            )
+            tests[Path(str(settings.also)).name] = _tested(original, tokenizer, ids, settings)
         if settings.to == "gguf":
             export.header_of(source, original, tokenizer)  # refuses what cannot be written
         even = settings.even and settings.save > 0
@@ -174,20 +172,22 @@ def simplify_model(
                 )
                 removed = one_pass(original, Pass(original, fitting), plan.changes)
             seconds = time.process_time() - begun
-            with progress.stage("healing"):
-                healed: Any = heal(
-                    removed,
-                    original if settings.towards == "logits" else None,
-                    healing,
-                    layers=(),
-                    steps=settings.steps,
-                    learning_rate=settings.learning_rate,
-                    batch=settings.batch,
-                    seed=settings.seed,
-                )
+            pair: dict[str, Any] = {"removed": removed}
+            if settings.steps:
+                with progress.stage("healing"):
+                    pair["healed"] = heal(
+                        removed,
+                        original if settings.towards == "logits" else None,
+                        healing,
+                        steps=settings.steps,
+                        learning_rate=settings.learning_rate,
+                        batch=settings.batch,
+                        seed=settings.seed,
+                    )
             with progress.stage("test"):
-                pair = {"healed": healed, "removed": removed}
-                kept = _better(original, pair, validation, settings.towards)
+                lowered = {"logits": "kl", "text": "perplexity"}[settings.towards]
+                costs = _on_text(original, pair, validation)
+                kept = min(sorted(pair), key=lambda name: costs[name][lowered])
                 summary |= {
                     "asked": settings.save,
                     "even": even,
@@ -197,7 +197,7 @@ def simplify_model(
                     "seconds": seconds,
                     "kept": kept,
                 }
-                summary |= _tested_result(original, removed, healed, tests, settings)
+                summary |= _tested_result(original, pair, tests, settings)
             command = _command(saved.name, Path(data).name, settings)
             for old, new in _earlier(folder, run, store, settings.to, label).items():
                 old.rename(new)
@@ -233,11 +233,9 @@ def text_parts(
         tested on the third. The model is healed on the fourth, all windows of the training part.
 
     Raises:
-        ArgumentError: there is no tokenizer, its tokens exceed the vocabulary of the model, the
-            windows are longer than the context, or the text has too few windows.
+        ArgumentError: tokens exceed the vocabulary of the model, the windows are longer than the
+            context, or the text has too few windows.
     """
-    if tokenizer is None:
-        raise ArgumentError("MODEL: has no tokenizer; save the tokenizer into its folder.")
     limit = models.context_of(model)
     if limit is not None and settings.tokens > limit:
         raise ArgumentError(f"--tokens: {settings.tokens} are longer than the context of {limit}.")
@@ -273,7 +271,7 @@ def _tested(
     length = max(2, min(LONGEST, limit, len(ids) // FEWEST_SEQUENCES))
     windows = Windows(ids, length, template_start(tokenizer, settings.bare))
     count = max(FEWEST_SEQUENCES, min(len(windows), -(-TESTED // length)))
-    return windows.drawn(count, settings.seed, "--data", "the text of the test")
+    return windows.drawn(count, settings.seed, "--data", "the text of the test").to(model.device)
 
 
 def _cost(
@@ -328,17 +326,14 @@ def _fingerprint(windows: Sequence[Tensor]) -> str:
 
 def _tested_result(
     original: models.HessblocksForCausalLM,
-    removed: Any,
-    healed: Any,
+    pair: Mapping[str, Any],
     tests: Mapping[str, Tensor],
     settings: SimplifySettings,
 ) -> dict[str, Any]:
     """Measure the result on texts by which nothing was chosen, its size and its speed."""
-    texts = [
-        {"text": name, **_on_text(original, {"removed": removed, "healed": healed}, tokens)}
-        for name, tokens in tests.items()
-    ]
-    before, after = numbers_of((original, healed), next(iter(tests.values())), settings.tokens)
+    texts = [{"text": name, **_on_text(original, pair, tokens)} for name, tokens in tests.items()]
+    both = original, pair["removed"]  # healing changes no size
+    before, after = numbers_of(both, next(iter(tests.values())), settings.tokens)
     shares = ("layer_parameters", "operations", "cache")
     return {
         "texts": texts,
@@ -348,18 +343,6 @@ def _tested_result(
         "saved": 1 - after["parameters"] / before["parameters"],
         **{name: 1 - after[name] / before[name] for name in shares},
     }
-
-
-def _better(
-    original: models.HessblocksForCausalLM, pair: Mapping[str, Any], tokens: Tensor, towards: str
-) -> str:
-    """Name the model that is better by what healing lowers; of equal ones, the first."""
-    held_out, measure = Held(original, tokens), {"logits": "kl", "text": "loss"}[towards]
-    costs = {
-        name: getattr(held_out.cost(list(model.model.layers), 0), measure).value
-        for name, model in pair.items()
-    }
-    return min(costs, key=costs.__getitem__)
 
 
 def _on_text(
