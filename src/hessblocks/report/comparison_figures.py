@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hessblocks.figures import Figure, Panel, Series, log_axis, plain_math
-from hessblocks.report.captions import ratio_text, seeds_and_error
+from hessblocks.report.captions import seeds_and_error
 from hessblocks.report.comparison import MOMENTS, SIGNAL, Comparison, ComparisonRow, Curve, baseline
 from hessblocks.statistics import Average, average
 from hessblocks.storage import NORM, Metric, ResultRow
@@ -23,10 +23,7 @@ SLOT = 0.86
 """Share of the distance between two roles that points fill."""
 FILL = 0.8
 """Share of a preset's slot over which its layers are spread."""
-BAR_ROOM = 2.0
-"""Factor of the axis limit that leaves space for the number above a bar."""
 CURVATURE = r"Frobenius norm $\|H\|_F$ (nats per token)"
-RATIO = r"Heterogeneity $\max\|H\|_F\,/\,\min\|H\|_F$ (no unit)"
 HEADROOM = 1.1
 """The loss axis ends at most at this multiple of the largest initial loss,"""
 SETTLED = 0.2
@@ -53,7 +50,6 @@ def all_figures(comparison: Comparison) -> tuple[Figure, ...]:
     """Make the figures that have values, in the order of the page."""
     figures = (
         gap_figure(comparison),
-        heterogeneity_figure(comparison),
         curvature_figure(comparison),
         loss_figure(comparison),
         *along_figures(comparison),
@@ -183,67 +179,6 @@ def _points(
             x += [index + middle + FILL * width * shift for shift in spread]
             shown += same
         yield replace(_averaged(preset, x, shown), line=False)
-
-
-def heterogeneity_figure(comparison: Comparison) -> Figure | None:
-    """Plot largest over smallest group norm of each preset, before and after, with its interval.
-
-    Args:
-        comparison: blocks with their norms and losses.
-
-    Returns:
-        The figure as data; None if no curvature is measured yet.
-    """
-    values = [
-        ratio.high or ratio.ratio.value for row in comparison.rows for ratio in row.ratios.values()
-    ]
-    if not values:
-        return None
-    panel = Panel(
-        title="Before and after training",
-        x_label="Preset",
-        y_label=RATIO,
-        series=tuple(series for moment in MOMENTS for series in _bars(comparison.rows, moment)),
-        kind="bars",
-        ticks=comparison.presets,
-        by_tick=True,
-        **log_axis([1.0, *(BAR_ROOM * value for value in values)]),
-    )
-    error = seeds_and_error(
-        comparison.seeds, "the bar", "the bar is the 95 % interval of the estimate"
-    )
-    caption = (
-        "Largest over smallest Frobenius norm of the groups' blocks of the full Hessian; 1 is "
-        f"perfectly even; {comparison.sample}. {error} {comparison.zero_groups}"
-    )
-    return Figure(
-        name="heterogeneity",
-        title="How uneven curvature is",
-        panels=(panel,),
-        size=(9.0, 4.2),
-        caption=plain_math(caption.rstrip()),
-        marked=comparison.presets,
-    )
-
-
-def _bars(rows: Sequence[ComparisonRow], moment: str) -> Iterator[Series]:
-    """Draw one bar per preset, with the interval of one seed or the standard error over several."""
-    ratios = {n: row.ratios[moment] for n, row in enumerate(rows) if moment in row.ratios}
-    reach = [
-        (ratio.ratio.standard_error or 0.0,) * 2
-        if ratio.low is None or ratio.high is None
-        else (ratio.ratio.value - ratio.low, ratio.high - ratio.ratio.value)
-        for ratio in ratios.values()
-    ]
-    if ratios:
-        yield Series(
-            name=f"{moment} training",
-            x=tuple(map(float, ratios)),
-            y=tuple(ratio.ratio.value for ratio in ratios.values()),
-            error=tuple(above for _, above in reach),
-            below=tuple(below for below, _ in reach),
-            numbers=tuple(ratio_text(ratio).split()[0] for ratio in ratios.values()),
-        )
 
 
 def loss_figure(comparison: Comparison) -> Figure | None:
