@@ -192,7 +192,7 @@ PRICE = summary_page(
     files=("bill.csv", "together.csv", "allocation.csv", "check.csv"),
     headline=price_headline,
     table=lambda summary: templates.table(
-        COSTS, sorted(summary["together"], key=lambda row: row["name"].startswith("all, "))
+        COSTS, sorted(summary["together"], key=lambda row: row["name"] != "allocation")
     ),
     content=_priced,
 )
