@@ -372,7 +372,7 @@ def test_the_page_needs_nothing_but_its_files(
     outcome = preset(shell, tmp_path / "out", "--map", "--spectrum", *few)
     assert outcome.status == 0, outcome.errors
     page = (tmp_path / "out" / "report.html").read_text()
-    names = {"norms", "map-full", "spectra-full"}
+    names = {"map-full", "spectra-full"}
     figures = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
     assert figures == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     for word in ("layers.1.attention.query", "full Hessian H", "(exact)", "results.csv", *names):

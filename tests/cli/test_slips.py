@@ -34,7 +34,7 @@ SLIPS = {
     "curvature gtp2": "MODEL: 'gtp2' is not a folder",
     "curvature code.txt": "code.txt is a text, not a model; did you exchange MODEL and --data",
     "signal sas --data random": "sas is a block, not a model: write preset:sas",
-    "signal --presets skiples": "--presets: 'skiples' is unknown; did you mean 'skipless'",
+    "signal preset:skiples": "MODEL: 'skiples' is unknown; did you mean 'skipless'",
     # the text
     f"{PRICE}x --round 4": "--data: code.txtx is not a file or folder",
     "price model --data none --round 4": "--data: none holds no files; give a folder with text",
