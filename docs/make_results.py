@@ -22,10 +22,10 @@ from typing import Any
 
 from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import ArgumentError, HessblocksError
-from hessblocks.figures import read_figure
 from hessblocks.storage import read_object, write_json, write_text
 from hessblocks_studies import find, names
 from hessblocks_studies.catalogue import FINISHED, REPLACED
+from hessblocks_studies.engine.stored_figure import read_figure
 from hessblocks_studies.gallery import (
     StudySection,
     load_section,
@@ -214,9 +214,9 @@ def write_index(target: Path) -> None:
         lines[group].append(item(folder, name, summary, old=old))
     parts = [
         HEAD,
-        undecided(folder) + "\n",
-        f"## README's findings, with intervals, seeds and devices\n\n{HEADLINES.readme_table()}\n",
         *("\n".join([f"## {group}", "", *own, ""]) for group, own in lines.items() if own),
+        f"## README's findings, with intervals, seeds and devices\n\n{HEADLINES.readme_table()}\n",
+        undecided(folder) + "\n",
         missing(folder),
     ]
     write_text(target / "results.md", "\n".join(part for part in parts if part))

@@ -39,15 +39,13 @@ for name in ("query", "key", "value", "projection"):
 
 # %% [markdown]
 # An operator is all that other libraries need: products, a shape, and `to_scipy()`. Here the ends
-# of the spectrum of a value block, and how far its density is from that of the queries.
+# of the spectrum of a value block, and its density.
 
 # %%
 value = hb.Hessian(problem, groups["layers.1.attention.value"])
-query = hb.Hessian(problem, groups["layers.1.attention.query"])
 ends = hb.extreme_eigenvalues(value).values
 print(f"eigenvalues of the value block from {float(ends.min()):.3f} to {float(ends.max()):.3f}")
-distance = hb.jensen_shannon_distance(hb.spectral_density(value), hb.spectral_density(query))
-print(f"Jensen-Shannon distance of the spectra of value and query: {distance:.2f}")
+print(hb.spectral_density(value))
 
 # %% [markdown]
 # How groups interact: a table of the norms of every block of H. On the command line:

@@ -25,6 +25,7 @@ from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.data import texts
 from hessblocks_studies.engine import POINTS
 from hessblocks_studies.engine.captured_steps import capture_steps
+from hessblocks_studies.engine.stored_figure import figure_fields
 from hessblocks_studies.runner import run_study
 from hessblocks_studies.shared import trained_points as trained
 from hessblocks_studies.shared.differences import UNDECIDED, difference
@@ -517,7 +518,7 @@ def test_a_study_runs_at_smoke_scale(corpus: Corpus, tiny: None, tmp_path: Path,
     assert all(set(row) <= set(study.columns) for row in result.rows)
     for count in (0, 1, len(result.rows) // 2, len(result.rows)):
         summary = study.summarise(result.rows[:count])
-        json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
+        json.dumps([summary.to_dict(), figure_fields(summary.figure)], allow_nan=False)
     assert summary.figure.panels
 
 

@@ -60,7 +60,9 @@ def test_compare_shows_a_table_the_report_and_the_shares_of_time(
 def test_compare_leaves_curvature_out(shell: Shell, tmp_path: Path) -> None:
     outcome = shell.compare(tmp_path / "out", *FEW, "--no-curvature")
     assert outcome.status == 0
-    assert re.search(r"^2 runs: about .* s for training of processor time$", outcome.errors, re.M)
+    assert re.search(
+        r"^2 runs: about .* s for training of processor time; in all", outcome.errors, re.M
+    )
     assert "curvature" not in outcome.errors
     assert not re.search("heterogeneity|curvature", outcome.output.partition("report  ")[0])
     again = shell.compare(tmp_path / "out", *FEW, "--no-curvature")

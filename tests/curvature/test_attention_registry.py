@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import hessblocks as hb
 from hessblocks.curvature.attention import registered_attention
 from hessblocks.errors import ArgumentError
-from tests.breadth import everyday
 from tests.curvature.live_bytes import LiveBytes
 
 pytestmark = pytest.mark.filterwarnings(
@@ -68,14 +67,6 @@ def product(model: nn.Module, data: dict[str, Tensor]) -> Tensor:
     return hb.Hessian(hb.Problem(model, data), group) @ torch.randn(group.size, dtype=torch.float64)
 
 
-def plain_and_tiled(
-    monkeypatch: pytest.MonkeyPatch, kind: str, implementation: str
-) -> tuple[Tensor, Tensor]:
-    expected = product(model_of(kind, implementation), batch())
-    monkeypatch.setattr("hessblocks.curvature.closed.softmax.LONG", 1)
-    return expected, product(model_of(kind, implementation), batch())
-
-
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_model_computes_the_same_by_name(kind: str) -> None:
     eager, ours = (
@@ -85,61 +76,20 @@ def test_a_model_computes_the_same_by_name(kind: str) -> None:
     assert (eager - ours)[real].abs().max() < 1e-5 * eager.abs().max()
 
 
-@pytest.mark.parametrize("kind", everyday(CONFIGS, "gpt2", "gemma2", "gpt_oss"))
-def test_eager_attention_in_a_problem_goes_by_tiles(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[int] = []
-    from hessblocks.curvature.attention import call as module
-
-    attend = module.attend_twice
-    monkeypatch.setattr(
-        module, "attend_twice", lambda *a, **k: [called.append(1), attend(*a, **k)][1]
-    )
-    expected, found = plain_and_tiled(monkeypatch, kind, "eager")
-    assert called
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_product_is_the_same_by_name(kind: str) -> None:
+    expected, found = (product(model_of(kind, name), batch()) for name in ("eager", "second_order"))
     bound = 1e-12 if kind == "gpt2" else 1e-5  # the others' softmax is computed in float32
     assert (found - expected).norm() < bound * expected.norm()
-    assert transformers.AttentionInterface.get_interface.__module__.startswith("transformers")
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral"])
 def test_sdpa_in_a_problem_goes_by_tiles(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, found = plain_and_tiled(monkeypatch, kind, "sdpa")
+    expected = product(model_of(kind, "sdpa"), batch())
+    monkeypatch.setattr("hessblocks.curvature.closed.softmax.LONG", 1)
+    found = product(model_of(kind, "sdpa"), batch())
     bound = 1e-12 if kind == "gpt2" else 1e-6
     assert (found - expected).norm() < bound * expected.norm()
-
-
-def other_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **_: Any
-) -> tuple[Tensor, Tensor]:
-    """No softmax attention at all."""
-    weights = (query @ key.mT).sigmoid()
-    return (weights @ value).transpose(1, 2), weights
-
-
-def test_a_function_that_is_another_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers.models.gpt2.modeling_gpt2 as gpt2
-
-    monkeypatch.setattr(gpt2, "eager_attention_forward", other_attention)
-    expected, found = plain_and_tiled(monkeypatch, "gpt2", "eager")
-    assert torch.equal(expected, found)
-
-
-def test_weights_that_are_asked_for_keep_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loss(outputs: Any, batch: Any) -> Tensor:
-        weights = outputs.attentions[0].detach().square().mean((1, 2, 3))
-        return outputs.logits.square().mean((1, 2)) * weights
-
-    def run() -> Tensor:
-        model = model_of("gpt2", "eager")
-        group = hb.parameter_groups(model, "tensor")["transformer.wte.weight"]
-        problem = hb.Problem(model, {**batch(), "output_attentions": True}, loss)
-        return hb.Hessian(problem, group) @ torch.ones(group.size, dtype=torch.float64)
-
-    expected = run()
-    monkeypatch.setattr("hessblocks.curvature.closed.softmax.LONG", 1)
-    assert torch.equal(run(), expected)
 
 
 def test_an_argument_that_tiles_do_not_know_is_refused() -> None:
@@ -148,11 +98,10 @@ def test_an_argument_that_tiles_do_not_know_is_refused() -> None:
         registered_attention(nn.Identity(), heads, heads, heads, None, position_bias=heads)
 
 
-@pytest.mark.parametrize("implementation", everyday(["sdpa", "eager"], "sdpa"))
-def test_long_contexts_need_no_square(implementation: str) -> None:
+def test_long_contexts_need_no_square() -> None:
     peaks = []
     for long in (False, True):
-        model = model_of("gpt2", implementation).float()
+        model = model_of("gpt2", "sdpa").float()
         model.transformer.wpe = nn.Embedding(600, 16)
         data = {"input_ids": torch.randint(3, 13, (1, 600))}
         with LiveBytes() as live, pytest.MonkeyPatch.context() as patch:

@@ -208,7 +208,7 @@ def fourth_moment(op: LinearOperator, probes: int = 16, seed: int = 0) -> Estima
 
     Cost: K products with A and K with its adjoint.
     """
-    check_probes("fourth_moment", probes, at_least=4, probe_chunk=None)
+    check_probes("fourth_moment", probes, at_least=4)
     columns = multiply(op.adjoint(), multiply(op, Probes(op, seed=seed).draw(probes)))
     squares = column_products(columns, columns).double()
     error = float(squares.std()) / probes**0.5 * student_factor(probes)

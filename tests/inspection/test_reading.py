@@ -46,7 +46,6 @@ def results() -> dict[str, Any]:
         hb.diagonal(matrix, probes=8),
         hb.extreme_eigenvalues(matrix, 2),
         hb.spectral_density(matrix),
-        hb.condition_number(DenseOperator(torch.zeros(3, 3), symmetric=True)),
         solve(matrix, torch.ones(4, 2)),
         hb.group_norms(problem, few, probes=4),
         hb.curvature_map(problem, few, "outer", probes=4),

@@ -19,9 +19,6 @@ SPECTRUM_PROBES = 10
 
 ESTIMATORS: dict[str, Callable[[LinearOperator, int], Estimate]] = {
     "norm": lambda op, seed: frobenius_norm(op, probes=16, seed=seed),
-    "norm, tolerance": lambda op, seed: frobenius_norm(
-        op, probes=16, seed=seed, tolerance=0.1, max_probes=10_000
-    ),
     "hutchinson": lambda op, seed: trace(op, 16, seed),
     "xtrace": lambda op, seed: trace(op, 32, seed, method="xtrace"),
 }
@@ -90,11 +87,11 @@ def spectra(name: str) -> list[Spectrum]:
 def test_the_error_bars_of_a_spectrum_hold(name: str) -> None:
     eigenvalues = torch.linalg.eigvalsh(MATRICES[name])
     runs = spectra(name)
-    moments = [run.moments for run in runs]
     for power in (1, 2, 3, 4):
+        moments = [run.average(lambda values, power=power: values**power) for run in runs]
         assert_covers(
-            torch.tensor([row[power - 1].value for row in moments], dtype=torch.float64),
-            torch.tensor([row[power - 1].standard_error for row in moments], dtype=torch.float64),
+            torch.tensor([moment.value for moment in moments], dtype=torch.float64),
+            torch.tensor([moment.standard_error for moment in moments], dtype=torch.float64),
             float((eigenvalues**power).mean()),
         )
 

@@ -126,45 +126,6 @@ def test_words_of_scipy_name_the_same_ends(theirs: str, ours: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "which"),
-    [
-        (1, "largest"),
-        (1, "LM"),
-        *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in ((3, "both"), (1, "both"), (3, "largest"), (3, "LM"))
-        ),
-    ],
-)
-def test_what_was_found_before_is_a_start_that_saves_products(which: Which, count: int) -> None:
-    """A matrix moved by 1e-4 is solved in fewer products, with the same answer, from vectors as
-    from the result."""
-    matrix = with_eigenvalues(torch.linspace(-0.9, 1, 400) ** 3)
-    before = extreme_eigenvalues(
-        DenseOperator(matrix, symmetric=True), count, which, tolerance=1e-6
-    )
-    moved = matrix + 1e-4 * with_eigenvalues(torch.linspace(-1, 1, 400)).flip(0, 1)
-    op = Counted((moved + moved.T) / 2)
-    cold = extreme_eigenvalues(op, count, which, tolerance=1e-4)
-    assert op.count == cold.products
-    alone = extreme_eigenvalues(op, count, which, tolerance=1e-4, copies=False)
-    for start in (before, before.vectors, -3 * before.vectors.float()):
-        # the random vector that follows takes as many products with a start as without one
-        for copies, reference, share in ((True, cold, 0.8), (False, alone, 0.7)):
-            warm = extreme_eigenvalues(op, count, which, tolerance=1e-4, start=start, copies=copies)
-            assert warm.converged
-            assert warm.products < share * reference.products
-            torch.testing.assert_close(warm.values, cold.values, rtol=0, atol=1e-4)
-
-
-def test_a_start_in_the_wrong_place_still_finds_the_ends() -> None:
-    """The eigenvector of another eigenvalue: the random part of the start finds the largest."""
-    values, vectors = torch.linalg.eigh(MATRICES["flat"])
-    found = extreme_eigenvalues(operator("flat"), 1, "largest", start=vectors[:, 5], tolerance=1e-9)
-    assert float(found.values[0]) == pytest.approx(float(values[-1]), abs=1e-8)
-
-
-@pytest.mark.parametrize(
     ("which", "count"), [("LM", 1), pytest.param("both", 1, marks=pytest.mark.slow), ("both", 4)]
 )
 def test_a_search_holds_its_basis_and_two_vectors(which: Which, count: int) -> None:
@@ -292,12 +253,6 @@ def test_wrong_arguments_are_refused() -> None:
             extreme_eigenvalues(operator("flat"), memory_limit=limit)  # type: ignore[arg-type]
     with pytest.raises(RunError, match="not finite"):
         extreme_eigenvalues(Counted(MATRICES["flat"], infinite=3))
-    for start in ("vectors", torch.ones(SIZE + 1), torch.ones(SIZE, 2, 1)):
-        with pytest.raises(ArgumentError, match=r"start: expected .*\(60,\).*got"):
-            extreme_eigenvalues(operator("flat"), start=start)  # type: ignore[arg-type]
-    for start in (torch.zeros(SIZE), torch.full((SIZE,), torch.nan), torch.ones(SIZE, 0)):
-        with pytest.raises(ArgumentError, match=r"start: .* length above 0"):
-            extreme_eigenvalues(operator("flat"), start=start)
 
 
 @solved
@@ -371,7 +326,7 @@ def test_a_search_that_ends_before_its_random_vector_has_not_converged() -> None
 @pytest.mark.parametrize("which", ["largest", "both", "magnitude"])
 def test_a_matrix_smaller_than_the_work_is_assembled(which: Which) -> None:
     op = Counted(MATRICES["block_hollow"])
-    found = extreme_eigenvalues(op, 10, which, probe_chunk=7)
+    found = extreme_eigenvalues(op, 10, which)
     exact = torch.linalg.eigvalsh(MATRICES["block_hollow"])
     assert found.method == "exact"
     assert found.converged
@@ -393,13 +348,6 @@ def test_a_search_that_fails_is_followed_by_dense_algebra() -> None:
         assert extreme_eigenvalues(op, 3, "smallest", max_products=239).method != "exact"
     full = extreme_eigenvalues(op, 3, "smallest", max_products=240, basis_size=121)
     assert (full.method, full.converged) == ("estimate", True)
-
-
-def test_starts_that_cancel_are_starts() -> None:
-    vector = torch.linalg.eigh(MATRICES["flat"])[1][:, -1]
-    start = torch.stack([vector, -vector], dim=1)
-    found = extreme_eigenvalues(operator("flat"), 1, "largest", start=start, tolerance=1e-6)
-    assert float(found.values[0]) == pytest.approx(1.5, abs=1e-5)
 
 
 def test_without_a_search_for_copies_one_chain_finds_one_of_them() -> None:

@@ -31,7 +31,6 @@ SCALES = [
 scaled = pytest.mark.parametrize(("dtype", "scale"), SCALES, ids=str)
 LINEAR: dict[str, Callable[[DenseOperator], list[Any]]] = {
     "norm": lambda op: shown(hb.frobenius_norm(op)),
-    "norm, to a tolerance": lambda op: shown(hb.frobenius_norm(op, tolerance=0.1, probes=4)),
     "norm of few columns": lambda op: shown(hb.frobenius_norm(op, probes=SIZE)),
     "hutchinson": lambda op: shown(hb.trace(op)),
     "xtrace": lambda op: shown(hb.trace(op, method="xtrace")),
@@ -182,16 +181,13 @@ def test_products_that_have_lost_digits_are_reported(dtype: torch.dtype, scale: 
 
 
 @pytest.mark.parametrize("size", [1e-120, 1e120])
-def test_moments_that_are_not_finite_are_reported(size: float) -> None:
-    found = hb.spectral_density(DenseOperator(MATRICES["flat"] * size, symmetric=True), steps=12)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        assert found.moments[1].value == pytest.approx(
-            float((MATRICES["flat"] * size).norm()) ** 2 / SIZE, rel=0.2
-        )
-    assert ["λ^3" in str(one.message) for one in said] == [True, False]
-    assert "λ^4 leaves the range of float64" in str(said[1].message)
-    assert "standard deviation" in str(found)
+def test_the_spread_of_a_spectrum_is_printed_though_its_square_leaves_float64(size: float) -> None:
+    found = str(
+        hb.spectral_density(DenseOperator(MATRICES["flat"] * size, symmetric=True), steps=12)
+    )
+    spread = float(found.partition("standard deviation ")[2].split()[0])
+    exact = float(torch.linalg.eigvalsh(MATRICES["flat"]).std(correction=0))
+    assert spread == pytest.approx(size * exact, rel=0.2)
 
 
 NEGATIVE = torch.cat([torch.tensor([-5.0]), torch.linspace(0.5, 4, SIZE - 1)]).double()
@@ -254,8 +250,7 @@ def test_a_zero_that_signs_give_by_chance_is_not_a_zero(name: str) -> None:
     assert zeros == 0
 
 
-@pytest.mark.parametrize("tolerance", [None, 0.5])
-def test_a_trace_on_which_signs_agree_by_chance_has_an_error(tolerance: float | None) -> None:
+def test_a_trace_on_which_signs_agree_by_chance_has_an_error() -> None:
     """The truth is 0, and two probes give 2 ± 0, −2 ± 0 or 0 ± 0 in half of all cases."""
     matrix = torch.zeros(40, 40, dtype=torch.float64)
     matrix[0, 1] = matrix[1, 0] = 1.0
@@ -263,7 +258,7 @@ def test_a_trace_on_which_signs_agree_by_chance_has_an_error(tolerance: float | 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for seed in range(30):
-            found = hb.trace(op, probes=4, seed=seed, tolerance=tolerance, max_probes=64)
+            found = hb.trace(op, probes=4, seed=seed)
             assert found.standard_error > 0
             assert bool((hb.diagonal(op, probes=4, seed=seed).standard_errors > 0).any())
 

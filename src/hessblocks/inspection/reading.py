@@ -9,7 +9,7 @@ from hessblocks.conventions import AnyPath
 from hessblocks.storage import CurvatureResults, Rows, Tabular, load_curvature, read_result
 
 _CLASSES: tuple[type[Tabular], ...] = (
-    *(linalg.Estimate, linalg.DiagonalEstimate, linalg.Eigenvalues, linalg.ConditionNumber),
+    *(linalg.Estimate, linalg.DiagonalEstimate, linalg.Eigenvalues),
     *(linalg.Spectrum, linalg.Solution, signal.Signal, CurvatureResults, Rows),
     *(curvature.GroupNorms, curvature.CurvatureMap),
     *(curvature.DerivativeCheck, bill.Price, bill.ActivationPrice, bill.BillCheck),

@@ -46,7 +46,6 @@ from hessblocks.linalg.spectra import (
     Spectrum,
     condition_number,
     extreme_eigenvalues,
-    jensen_shannon_distance,
     spectral_density,
 )
 
@@ -67,7 +66,6 @@ __all__ = [
     "frobenius_norm",
     "identity_like",
     "inverse",
-    "jensen_shannon_distance",
     "norms_from_pairs",
     "solve",
     "spectral_density",

@@ -191,7 +191,9 @@ PRICE = summary_page(
     "price",
     files=("bill.csv", "together.csv", "allocation.csv", "check.csv"),
     headline=price_headline,
-    table=lambda summary: templates.table(COSTS, summary["together"]),
+    table=lambda summary: templates.table(
+        COSTS, sorted(summary["together"], key=lambda row: row["name"] != "allocation")
+    ),
     content=_priced,
 )
 

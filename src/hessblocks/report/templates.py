@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ABSENT = "–"
 """Text for a missing value."""
+TEN = 10
+"""Most rows of a table on the terminal; the page shows as many, and folds the rest."""
 
 
 def write_page(
@@ -139,7 +141,8 @@ def summary_page(
 
     def lines(results: Mapping[str, Any]) -> list[Table | str]:
         columns, rows = table(results)
-        return [*headline(results), *([(columns, rows)] if rows else [])]
+        more = [f"{len(rows) - TEN} more rows on the page"] if len(rows) > TEN else []
+        return [*headline(results), *([(columns, rows[:TEN])] if rows else []), *more]
 
     return RunPage(write=write, lines=lines)
 

@@ -1,4 +1,4 @@
-"""Refit a weight by least squares: normal equations in float64, accumulated over tokens.
+"""Refit a weight by least squares: normal equations in float64.
 
 Letters: N tokens, I inputs, K kept inputs, O outputs.
 """
@@ -11,8 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-CHUNK = 4096
-"""Tokens that are converted to float64 at a time."""
 RIDGES = (1e-6, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Weights of the squared change of a weight, relative to the square of its input: from a refit that
 follows the text to one that keeps the old weights."""
@@ -35,15 +33,9 @@ class NormalEquations:
     @classmethod
     def of(cls, x: Float[Tensor, "N I"], y: Float[Tensor, "N O"]) -> NormalEquations:
         """Sum over tokens, for inputs x and wanted outputs y."""
-        gram = x.new_zeros(x.shape[1], x.shape[1], dtype=torch.float64)
-        cross = x.new_zeros(x.shape[1], y.shape[1], dtype=torch.float64)
-        square = 0.0
-        for inputs, outputs in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
-            wide, wanted = inputs.double(), outputs.double()
-            gram += wide.T @ wide
-            cross += wide.T @ wanted
-            square += float(wanted.square().sum())
-        return cls(gram=gram, cross=cross, square=square)
+        wide, wanted = x.double(), y.double()
+        square = float(wanted.square().sum())
+        return cls(gram=wide.T @ wide, cross=wide.T @ wanted, square=square)
 
     def solve(
         self,

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
@@ -127,27 +128,18 @@ class Tabular(abc.ABC):
         rows = self.to_rows()
         return rows[:count], len(rows)
 
-    def _repr_html_(self) -> str:
-        """Show the summary line and the first rows in a notebook."""
+    def _repr_html_(self) -> str | None:
+        """Show the summary line and the first rows in a notebook, if pandas is installed."""
+        if find_spec("pandas") is None:
+            return None  # the notebook shows the line
+        import pandas as pd
+
         rows, count = self._first(SHOWN)
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        head = "".join(f"<th>{escape(name)}</th>" for name in names)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{_cell(row.get(name))}</td>" for name in names) + "</tr>"
-            for row in rows
-        )
+        frame = pd.DataFrame(rows).astype(object).fillna("")
+        table = frame.to_html(index=False, float_format="{:.4g}".format)
         hidden = count - SHOWN
         rest = f"<p>and {hidden:,} more rows: .to_rows(), .to_dataframe()</p>" if hidden > 0 else ""
-        return (
-            f"<p>{escape(str(self))}</p><table><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table>{rest}"
-        )
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+        return f"<p>{escape(str(self))}</p>{table}{rest}"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

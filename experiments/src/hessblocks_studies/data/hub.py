@@ -20,8 +20,9 @@ from hessblocks.data import (
     fingerprint,
     write_corpus,
 )
-from hessblocks.errors import ArgumentError, RunError, check_extra, check_name
+from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks_studies.data.tasks import SEPARATOR, LabelledText, Task
+from hessblocks_studies.engine.extras import check_extra
 
 HUB_VERSION = 1
 """Version of the cache; increased whenever equal texts give other tokens."""
@@ -118,7 +119,7 @@ def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
 
 
 def _dataset(path: str, configuration: str | None, split: str, **options: Any) -> Iterable[Any]:
-    check_extra("hub", "hub", "datasets", distribution="hessblocks-studies")
+    check_extra("hub", "hub", "datasets")
     import datasets
 
     dataset: Iterable[Any] = datasets.load_dataset(path, configuration, split=split, **options)

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from joblib import register_parallel_backend
 
-from hessblocks.errors import ArgumentError, RunError, check_extra
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks_studies.engine.extras import check_extra
 from hessblocks_studies.engine.point import Point
 
 PATIENCE = 5.0
@@ -28,7 +29,7 @@ class RayCluster:
             ArgumentError: Ray is not installed, or the address is invalid.
             RunError: no cluster answers.
         """
-        check_extra("ray", "cluster", "ray", distribution="hessblocks-studies")
+        check_extra("ray", "cluster", "ray")
         import ray
         from ray.util.joblib.ray_backend import RayBackend
 

@@ -6,6 +6,7 @@ from typing import Any
 from hessblocks.storage import Scalar, Store, json_text, table_text, write_text
 from hessblocks_studies.engine.point import Point, plain
 from hessblocks_studies.engine.stored import Stored
+from hessblocks_studies.engine.stored_figure import figure_fields
 from hessblocks_studies.engine.study import Check, Study
 
 
@@ -51,7 +52,7 @@ def outputs_of(
     }
     texts = {
         "results.csv": table_text(study.columns, rows),
-        "figure.json": json_text(summary.figure.to_dict()),
+        "figure.json": json_text(figure_fields(summary.figure)),
         "summary.json": json_text({**about, **summary.to_dict()}),
     }
     return texts, tuple(summary.checks)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hessblocks.figures import read_figure
 from hessblocks.report import drawn_picture
 from hessblocks.storage import read_object
+from hessblocks_studies.engine.stored_figure import read_figure
 from hessblocks_studies.gallery.against_published import Difference, differences
 
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}

@@ -2,7 +2,6 @@
 
 from hessblocks.curvature.attention.call import (
     attend_twice,
-    in_place_of,
     misfits,
     registered_attention,
     second_order_attention,

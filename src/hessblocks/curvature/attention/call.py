@@ -1,11 +1,10 @@
-"""Call tiled attention: with torch's signature, with that of transformers, or in place of eager.
+"""Call tiled attention with torch's signature, or with that of transformers.
 
 The arguments are checked, and converted to one form.
 
 Letters: B sequences, H heads, G key heads, T queries, S keys, D head width, V value width.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from numbers import Integral
@@ -261,77 +260,3 @@ def registered_attention(
         sinks=s_aux,
     )
     return mixed.transpose(1, 2).contiguous(), None
-
-
-def in_place_of(
-    default: Callable[..., Any],
-    module: nn.Module,
-    query: Float[Tensor, "..."],
-    key: Float[Tensor, "..."],
-    value: Float[Tensor, "..."],
-    mask: Shaped[Tensor, "..."] | None = None,
-    *,
-    noticed: Callable[[], None],
-    **others: Any,
-) -> tuple[Float[Tensor, "..."], None] | None:
-    """Replace a model's eager attention by tiles; the weights are not returned.
-
-    A test with a few tokens, and all arguments of this call, checks that both agree.
-
-    Args:
-        default: the eager function.
-        module: module that calls it.
-        query: (B, H, T, D).
-        key: (B, G, S, D).
-        value: (B, G, S, V).
-        mask: mask argument of `default`.
-        noticed: called when the first derivative is taken with a graph.
-        others: other arguments of `default`.
-
-    Returns:
-        The attention output (B, T, H, V) and None; or only None if the results differ, the weights
-        are wanted, or tiles do not support an argument.
-    """
-    config = getattr(module, "config", None)
-    returns_weights = others.get("output_attentions") or getattr(config, "output_attentions", False)
-    if returns_weights or others.get("dropout") or module._forward_hooks or query.ndim != 4:
-        return None
-    facts = {"softcap": others.get("softcap"), "sinks": others.get("s_aux")}
-    accepted = inspect.signature(default).parameters
-    if any(isinstance(t, Tensor) and n != "s_aux" and n in accepted for n, t in others.items()):
-        return None
-    if any(misfits(query, key, value, mask, False, True, **facts)):
-        return None
-    scale = others.get("scaling")
-
-    def tiles(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        mixed = attend_twice(query, key, value, mask, False, scale, noticed=noticed, **facts)
-        return mixed.transpose(1, 2)
-
-    few = _few(query, key, value, mask)
-    try:
-        with torch.no_grad():
-            expected, ours = default(module, *few, **others)[0], tiles(*few)
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return None
-    near = 1e-5 if query.dtype in (torch.float32, torch.float64) else 5e-2
-    if expected.shape != ours.shape or not torch.allclose(expected, ours, rtol=near, atol=near):
-        return None
-    return tiles(query, key, value, mask), None
-
-
-def _few(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Make five queries and keys of one sequence, and a mask like the given one."""
-    shapes = [(1, t.shape[1], 5, t.shape[3]) for t in (query, key, value)]
-    q, k, v = (  # no random numbers, which would look like those of a random model
-        (number * torch.arange(1.0, 1 + math.prod(shape))).sin().mul(2).view(shape).to(query)
-        for number, shape in enumerate(shapes, 1)
-    )
-    if mask is None:
-        return q, k, v, None
-    few = torch.ones(1, mask.shape[-3] if mask.ndim > 2 else 1, 5, 5, dtype=torch.bool).tril()
-    if mask.dtype != torch.bool:
-        few = torch.zeros(few.shape).masked_fill(~few, -2.0).to(mask.dtype)
-    return q, k, v, few.to(mask.device)

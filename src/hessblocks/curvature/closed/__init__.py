@@ -4,7 +4,6 @@ from hessblocks.curvature.closed.accumulate import Sum, adding, graph_only, sum_
 from hessblocks.curvature.closed.process_wide import (
     CountedContext,
     differentiable_checkpoints,
-    swap_eager,
 )
 from hessblocks.curvature.closed.softmax import DTYPES, LONG
 from hessblocks.curvature.closed.swap import (

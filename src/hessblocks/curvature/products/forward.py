@@ -60,8 +60,7 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[c
     with backward_pass(model) as modules, closed.watching() as watch:
         if closed_forms:
             closed.swap_activations(modules, watch)
-        eager = closed.swap_eager(watch) if closed_forms else nullcontext()
-        with closed.ClosedForms(watch, swap=closed_forms), eager:
+        with closed.ClosedForms(watch, swap=closed_forms):
             yield watch
     if watch.attention and fused_allowed:
         warnings.warn(

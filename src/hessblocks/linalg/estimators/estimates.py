@@ -9,7 +9,6 @@ from torch import Tensor
 from hessblocks.storage import Tabular
 
 Method = Literal["exact", "estimate", "sampled", "measured"]
-Stop = Literal["count", "tolerance", "limit"]
 SPENT = {"estimate": "probes", "sampled": "samples", "measured": "pieces of the data"}
 """Unit of the cost, by method."""
 ENDS = 6
@@ -37,8 +36,6 @@ class Estimate(Tabular):
     """`exact` (closed form or assembled matrix), `estimate` (random probes), `sampled` (inner
     products of samples: a negative norm means 0 within its error) or `measured` (forward passes;
     the error is over pieces of the data)."""
-    stopped_by: Stop = "count"
-    """`count` (the probes asked for), `tolerance` (met) or `limit` (tolerance not met)."""
 
     @property
     def relative_error(self) -> float:

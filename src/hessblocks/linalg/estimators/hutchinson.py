@@ -23,7 +23,6 @@ from hessblocks.linalg import operators
 from hessblocks.linalg.estimators.estimates import DiagonalEstimate, Estimate
 from hessblocks.linalg.estimators.probes import (
     Probes,
-    Stopping,
     assemble,
     check_probes,
     check_square,
@@ -43,10 +42,6 @@ def frobenius_norm(
     op: operators.LinearOperator | operators.Operand,
     probes: int = 16,
     seed: int = 0,
-    tolerance: float | None = None,
-    *,
-    max_probes: int = 1024,
-    probe_chunk: int | None = None,
 ) -> Estimate:
     """Estimate the Frobenius norm of an operator: √(mean over probes of ‖A z‖²).
 
@@ -60,20 +55,14 @@ def frobenius_norm(
 
     Args:
         op: operator (M, N), square or not; a `Problem` stands for its Hessian.
-        probes: K, at least 4; the error bar is tested for 16 and more. With a tolerance, the probes
-            of one block.
+        probes: K, at least 4; the error bar is tested for 16 and more.
         seed: seed of the probes.
-        tolerance: blocks are drawn until the standard error is at most this share of the value
-            after two blocks in a row.
-        max_probes: largest number of probes with a tolerance; a run that ends there warns.
-        probe_chunk: probes multiplied at once; bounds memory, changes no probe.
 
     Returns:
         The norm; see `norm_from_squares` for its standard error.
 
     Raises:
-        ArgumentError: too few probes, an empty `probe_chunk`, a tolerance that is not positive, or
-            a `max_probes` below two blocks.
+        ArgumentError: too few probes.
         RunError: a product is not finite.
 
     Cost: K products; one for each column where the result is exact by assembling.
@@ -88,33 +77,24 @@ def frobenius_norm(
         50 (exact)
     """
     op = operators.operator_of(op)
-    rest = {"seed": seed, "max_probes": max_probes}
-    check_probes("frobenius_norm", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk, **rest)
-    stopping = Stopping(block=probes, tolerance=tolerance, max_probes=max_probes)
+    check_probes("frobenius_norm", probes, at_least=FEWEST_PROBES, seed=seed)
     if closed_form := getattr(op, "frobenius_norm", None):
         return Estimate(value=float(closed_form()), method="exact")
     if op.shape[1] <= probes:
-        sizes = operators.column_lengths(assemble(op, probe_chunk))
+        sizes = operators.column_lengths(assemble(op))
         return Estimate(value=float(operators.column_lengths(sizes[:, None])), method="exact")
-    source = Probes(op, seed=seed)
-    sizes = torch.empty(0, dtype=torch.float64, device=op.device)
+    sizes = _sizes(op, Probes(op, seed=seed), probes)
+    if not sizes.any() and missed_by_signs(op, seed=seed):
+        sizes = _sizes(op, Probes(op, seed=seed, distribution="gaussian"), probes)
+    unit = operators.unit_of(sizes)  # squares may leave the range of float64
+    norm = norm_from_squares((sizes / unit).square())
+    return replace(norm, value=unit * norm.value, standard_error=unit * norm.standard_error)
 
-    def further(count: int) -> Tensor:
-        blocks = source.blocks(count, probe_chunk)
-        return torch.cat([operators.column_lengths(multiply(op, block)) for block in blocks])
 
-    def add_block(count: int) -> Estimate:
-        nonlocal source, sizes
-        sizes = torch.cat([sizes, further(count)])
-        if not sizes.any() and missed_by_signs(op, seed=seed):
-            source = Probes(op, seed=seed, distribution="gaussian")
-            # signs and Gaussian vectors have different variances: drop the squares of the signs
-            sizes = further(len(sizes))
-        unit = operators.unit_of(sizes)  # squares may leave the range of float64
-        norm = norm_from_squares((sizes / unit).square())
-        return replace(norm, value=unit * norm.value, standard_error=unit * norm.standard_error)
-
-    return stopping.run("frobenius_norm", add_block)
+def _sizes(op: operators.LinearOperator, source: Probes, count: int) -> Float[Tensor, " count"]:
+    """Compute ‖A z‖ of the next probes."""
+    blocks = source.blocks(count)
+    return torch.cat([operators.column_lengths(multiply(op, block)) for block in blocks])
 
 
 def norm_from_squares(squares: Float[Tensor, " probes"]) -> Estimate:
@@ -149,19 +129,15 @@ def norm_from_squares(squares: Float[Tensor, " probes"]) -> Estimate:
 class EntryMoments:
     """Running mean and variance over probes of every entry of z ⊙ A z, in two vectors' memory."""
 
-    def __init__(
-        self, operator: operators.LinearOperator, source: Probes, probe_chunk: int | None
-    ) -> None:
+    def __init__(self, operator: operators.LinearOperator, source: Probes) -> None:
         """Start with no probes.
 
         Args:
             operator: square operator A.
             source: stream of probes.
-            probe_chunk: probes multiplied at once.
         """
         self._operator = operator
         self._source = source
-        self._probe_chunk = probe_chunk
         self.count = 0
         self.mean = torch.zeros(
             operator.shape[0], dtype=operators.working_dtype(operator.dtype), device=operator.device
@@ -170,7 +146,7 @@ class EntryMoments:
 
     def add(self, count: int) -> None:
         """Multiply `count` further probes and add their entries to the moments."""
-        for probes in self._source.blocks(count, self._probe_chunk):
+        for probes in self._source.blocks(count):
             self.take(probes, multiply(self._operator, probes))
 
     def take(self, *factors: Float[Tensor, "N K"]) -> None:
@@ -206,7 +182,7 @@ class EntryMoments:
         if self._spread.any() or not missed_by_signs(self._operator, self.mean, seed=seed):
             return self
         source = Probes(self._operator, seed=seed, distribution="gaussian")
-        anew = EntryMoments(self._operator, source, self._probe_chunk)
+        anew = EntryMoments(self._operator, source)
         anew.add(self.count)
         return anew
 
@@ -257,7 +233,7 @@ def _sampled(op: operators.LinearOperator, probes: int, seed: int) -> DiagonalEs
     values = torch.zeros(op.shape[0], dtype=operators.working_dtype(op.dtype), device=op.device)
     errors = torch.zeros_like(values)
     for part in factor_samples(op, probes, seed):
-        moments = EntryMoments(op, Probes(op, seed=seed), None)
+        moments = EntryMoments(op, Probes(op, seed=seed))
         for sample in part:
             moments.take(sample.to(values.dtype).square()[:, None])
         values += moments.mean
@@ -274,7 +250,6 @@ def diagonal(
     probes: int = 16,
     seed: int = 0,
     *,
-    probe_chunk: int | None = None,
     method: str = "probes",
 ) -> DiagonalEstimate:
     """Estimate the diagonal of a square operator: mean over probes of z ⊙ A z, z with entries ±1.
@@ -286,7 +261,6 @@ def diagonal(
         op: square operator; a `Problem` stands for its Hessian.
         probes: K, at least 4; the error bars are tested for 16 and more.
         seed: seed of the probes.
-        probe_chunk: probes multiplied at once; bounds memory, changes no probe.
         method: `probes`, or `sampled` for `OuterProduct`, `EmpiricalFisher` and `MonteCarloFisher`.
             `sampled` is the mean of g ⊙ g over random gradients g with E g gᵀ = A, which is never
             negative. Class weights of the loss are part of A.
@@ -295,8 +269,8 @@ def diagonal(
         The entries and the standard error of each: √(sample variance / K · (K−1)/(K−3)).
 
     Raises:
-        ArgumentError: too few probes, an empty `probe_chunk`, an operator that is not square, an
-            unknown method, or `sampled` for another kind of operator.
+        ArgumentError: too few probes, an operator that is not square, an unknown method, or
+            `sampled` for another kind of operator.
         RunError: a product is not finite.
 
     Cost: K products; with `sampled`, one forward and K backward passes over the data.
@@ -313,15 +287,15 @@ def diagonal(
     op = operators.operator_of(op)
     check_name("method", method, METHODS)
     check_square("diagonal", op)
-    check_probes("diagonal", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk, seed=seed)
+    check_probes("diagonal", probes, at_least=FEWEST_PROBES, seed=seed)
     if method == "sampled":
         return _sampled(op, probes, seed)
     closed_form = getattr(op, "diagonal", None)
     if closed_form is not None or op.shape[0] <= probes:
-        values = assemble(op, probe_chunk).diagonal() if closed_form is None else closed_form()
+        values = assemble(op).diagonal() if closed_form is None else closed_form()
         nothing = torch.zeros_like(values)
         return DiagonalEstimate(values=values, standard_errors=nothing, method="exact")
-    moments = EntryMoments(op, Probes(op, seed=seed), probe_chunk)
+    moments = EntryMoments(op, Probes(op, seed=seed))
     moments.add(probes)
     moments = moments.checked(seed)
     return DiagonalEstimate(

@@ -1,16 +1,11 @@
-"""Draw random probe vectors, multiply them (matvecs), and decide when an estimator stops.
-
-The standard error is compared with the tolerance after each block of probes. It has to be small
-enough twice in a row, so that one lucky block does not end the run.
+"""Draw random probe vectors, as many at once as fit the memory, and multiply them (matvecs).
 
 Letters: M rows, N columns, K probes.
 """
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from numbers import Real
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -18,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError, check_whole
-from hessblocks.linalg.estimators.estimates import Estimate
 from hessblocks.linalg.operators import (
     LinearOperator,
     chunks,
+    default_limit,
     largest_size,
     working_dtype,
 )
@@ -29,8 +24,8 @@ from hessblocks.linalg.operators import (
 Distribution = Literal["rademacher", "gaussian"]
 ROUNDINGS = 100
 """Two products count as equal up to this many ε times their largest entry."""
-PASSES_IN_A_ROW = 2
-"""Number of consecutive blocks of probes after which the standard error must meet the tolerance."""
+ARRAYS = 4
+"""Arrays in memory, each as large as the vectors that are multiplied at once."""
 
 
 class Probes:
@@ -66,9 +61,11 @@ class Probes:
             return self._draw_one()[:, None]
         return torch.stack([self._draw_one() for _ in range(count)]).T
 
-    def blocks(self, count: int, at_once: int | None) -> Iterator[Float[Tensor, "size some"]]:
-        """Yield the next `count` probes, at most `at_once` together; None: all together."""
-        for chunk in chunks(count, at_once or count):
+    def blocks(self, count: int, at_once: int = 0) -> Iterator[Float[Tensor, "size some"]]:
+        """Yield the next `count` probes, at most `at_once` together; 0: as many as fit memory."""
+        operator = self._operator
+        entries = ARRAYS * max(operator.shape) * operator.dtype.itemsize
+        for chunk in chunks(count, at_once or max(1, default_limit(operator.device) // entries)):
             yield self.draw(chunk.stop - chunk.start)
 
     def _draw_one(self) -> Tensor:
@@ -81,9 +78,9 @@ class Probes:
 
 
 def multiply(
-    operator: LinearOperator, columns: Float[Tensor, "size count"], probe_chunk: int | None = None
+    operator: LinearOperator, columns: Float[Tensor, "size count"]
 ) -> Float[Tensor, "rows count"]:
-    """Multiply columns, `probe_chunk` at a time, and refuse products that are not finite.
+    """Multiply columns, and refuse products that are not finite.
 
     Returns:
         The products, one column for each of the given ones.
@@ -91,8 +88,7 @@ def multiply(
     Raises:
         RunError: a product, or the sum of its squares, is not finite.
     """
-    pieces = [operator @ piece for piece in columns.split(probe_chunk or columns.shape[1], dim=1)]
-    products = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+    products = operator @ columns
     _check_range(operator, products)
     return products
 
@@ -150,36 +146,29 @@ def _check_range(operator: LinearOperator, products: Tensor) -> None:
         )
 
 
-def assemble(
-    operator: LinearOperator, probe_chunk: int | None = None
-) -> Float[Tensor, "rows columns"]:
+def assemble(operator: LinearOperator) -> Float[Tensor, "rows columns"]:
     """Assemble the whole matrix from N products."""
     identity = torch.eye(operator.shape[1], dtype=operator.dtype, device=operator.device)
-    return multiply(operator, identity, probe_chunk)
+    return multiply(operator, identity)
 
 
-def check_probes(
-    name: str, probes: int, *, at_least: int, probe_chunk: int | None = None, **others: object
-) -> None:
-    """Refuse a number of probes, or of probes at a time, that is too small.
+def check_probes(name: str, probes: int, *, at_least: int, **others: object) -> None:
+    """Refuse a number of probes that is too small.
 
     Args:
         name: name of the estimator.
         probes: number of probes.
         at_least: the fewest.
-        probe_chunk: number of probes at a time; None: all.
         others: further arguments by name, which have to be whole numbers.
 
     Raises:
-        ArgumentError: no whole numbers, too few probes for an error bar, or an empty chunk.
+        ArgumentError: no whole numbers, or too few probes for an error bar.
     """
-    check_whole(probes=probes, probe_chunk=1 if probe_chunk is None else probe_chunk, **others)
+    check_whole(probes=probes, **others)
     if probes < at_least:
         raise ArgumentError(
             f"{name}: probes: expected at least {at_least} (fewer give no error bar), got {probes}"
         )
-    if probe_chunk is not None and probe_chunk < 1:
-        raise ArgumentError(f"{name}: probe_chunk: expected at least 1, got {probe_chunk}")
 
 
 def check_square(name: str, operator: LinearOperator, *, symmetric: bool = False) -> None:
@@ -195,54 +184,3 @@ def check_square(name: str, operator: LinearOperator, *, symmetric: bool = False
             f"{name}: expected a symmetric operator; if it is, say so when it is made: "
             "symmetric=True"
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stopping:
-    """Stopping rule of an estimator: one block of probes, or blocks until a tolerance is met."""
-
-    block: int
-    """Probes per block."""
-    tolerance: float | None = None
-    """Largest standard error wanted, as a share of |value|; None draws one block."""
-    max_probes: int = 1024
-    """Largest number of probes, whether or not the tolerance is met."""
-
-    def __post_init__(self) -> None:
-        if self.tolerance is None:
-            return
-        if not (isinstance(self.tolerance, Real) and self.tolerance > 0):
-            raise ArgumentError(f"tolerance: expected a share above 0, got {self.tolerance!r}")
-        if self.max_probes < PASSES_IN_A_ROW * self.block:
-            raise ArgumentError(
-                f"max_probes: expected at least {PASSES_IN_A_ROW} blocks of probes "
-                f"({PASSES_IN_A_ROW * self.block}), got {self.max_probes}"
-            )
-
-    def run(self, name: str, add_block: Callable[[int], Estimate]) -> Estimate:
-        """Draw blocks until the tolerance is met or the next block would be too many.
-
-        Args:
-            name: name of the estimator, for the warning.
-            add_block: draws that many further probes and returns the estimate from all so far.
-
-        Returns:
-            The last estimate, with the reason of the stop.
-        """
-        estimate = add_block(self.block)
-        if self.tolerance is None:
-            return estimate
-        drawn, passes = self.block, int(estimate.relative_error <= self.tolerance)
-        while passes < PASSES_IN_A_ROW:
-            if drawn + self.block > self.max_probes:
-                warnings.warn(
-                    f"{name}: relative standard error {estimate.relative_error:.2g} after {drawn} "
-                    f"probes, tolerance {self.tolerance:.2g} not met; raise max_probes or "
-                    "tolerance",
-                    stacklevel=5,
-                )
-                return replace(estimate, stopped_by="limit")
-            estimate = add_block(self.block)
-            drawn += self.block
-            passes = passes + 1 if estimate.relative_error <= self.tolerance else 0
-        return replace(estimate, stopped_by="tolerance")

@@ -48,13 +48,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hessblocks.errors import ArgumentError, check_name
+from hessblocks.errors import check_name
 from hessblocks.linalg import operators
 from hessblocks.linalg.estimators.estimates import Estimate
 from hessblocks.linalg.estimators.hutchinson import EntryMoments
 from hessblocks.linalg.estimators.probes import (
     Probes,
-    Stopping,
     assemble,
     check_probes,
     check_square,
@@ -72,10 +71,6 @@ def trace(
     probes: int = 48,
     seed: int = 0,
     method: TraceMethod = "hutchinson",
-    tolerance: float | None = None,
-    *,
-    max_probes: int = 1024,
-    probe_chunk: int | None = None,
 ) -> Estimate:
     """Estimate the trace of a square operator by Hutchinson or XTrace.
 
@@ -90,13 +85,9 @@ def trace(
     Args:
         op: square operator, symmetric or not; a `Problem` stands for its Hessian.
         probes: products to spend in all; the error bars are tested from 16 (`hutchinson`) and
-            32 (`xtrace`) on. With a tolerance: of the first block.
+            32 (`xtrace`) on.
         seed: seed of the probes.
         method: see above.
-        tolerance: draw further blocks until the standard error is at most this share of |value|
-            twice in a row; not for `xtrace`, which cannot go on.
-        max_probes: most probes of a run with a tolerance, which ends there with a warning.
-        probe_chunk: vectors multiplied at once; bounds the operator's memory, changes no probe.
 
     Returns:
         The trace. The standard error of `hutchinson` is
@@ -122,37 +113,22 @@ def trace(
     op = operators.operator_of(op)
     check_name("trace: method", method, get_args(TraceMethod))
     check_square("trace", op)
-    least, rest = FEWEST_PROBES[method], {"seed": seed, "max_probes": max_probes}
-    check_probes("trace", probes, at_least=least, probe_chunk=probe_chunk, **rest)
-    if method == "xtrace" and tolerance is not None:
-        raise ArgumentError(
-            "trace: tolerance: 'xtrace' uses a fixed number of probes; take 'hutchinson' or leave "
-            "it out"
-        )
+    check_probes("trace", probes, at_least=FEWEST_PROBES[method], seed=seed)
     if closed_form := getattr(op, "trace", None):
         return Estimate(value=float(closed_form()), method="exact")
     if op.shape[0] <= probes:
-        entries = assemble(op, probe_chunk).diagonal()
+        entries = assemble(op).diagonal()
         return Estimate(value=float(entries.double().sum()), method="exact")
     if method == "xtrace":
         gaussian = Probes(op, seed=seed, distribution="gaussian")
-        return _xtrace(op, gaussian, probes // 2, probe_chunk)
-    stopping = Stopping(block=probes, tolerance=tolerance, max_probes=max_probes)
-    moments = EntryMoments(op, Probes(op, seed=seed), probe_chunk)
-
-    def add_block(count: int) -> Estimate:
-        nonlocal moments
-        moments.add(count)
-        moments = moments.checked(seed)
-        value, error = moments.trace()
-        return Estimate(value=value, standard_error=error, probes=moments.count)
-
-    return stopping.run("trace", add_block)
+        return _xtrace(op, gaussian, probes // 2)
+    moments = EntryMoments(op, Probes(op, seed=seed))
+    moments.add(probes)
+    value, error = moments.checked(seed).trace()
+    return Estimate(value=value, standard_error=error, probes=probes)
 
 
-def _xtrace(
-    op: operators.LinearOperator, source: Probes, count: int, probe_chunk: int | None
-) -> Estimate:
+def _xtrace(op: operators.LinearOperator, source: Probes, count: int) -> Estimate:
     """Estimate the trace from `count` Gaussian probes, each left out of the sketch in turn.
 
         tr_i = tr(Q_iᵀA Q_i) + (N − r_i) / ‖P_i ω_i‖² · ω_iᵀ P_i A P_i ω_i,   P_i = I − Q_i Q_iᵀ
@@ -167,7 +143,6 @@ def _xtrace(
         op: square operator with more rows than `count`.
         source: where the Gaussian probes come from.
         count: m, at least 4.
-        probe_chunk: vectors multiplied at once.
 
     Returns:
         The estimate.
@@ -178,11 +153,11 @@ def _xtrace(
     Efron and Stein (1981), theorem 2.
     """
     probes = source.draw(count)
-    products = multiply(op, probes, probe_chunk)
+    products = multiply(op, probes)
     unit = operators.unit_of(products)  # all below is of A / unit
     products = products / unit
     basis, triangle = torch.linalg.qr(products.to(operators.working_dtype(op.dtype)))
-    basis_products = multiply(op, basis.to(op.dtype), probe_chunk) / unit
+    basis_products = multiply(op, basis.to(op.dtype)) / unit
     factor = triangle.double().cpu()
     rounding = 10 * torch.finfo(triangle.dtype).eps
     captured_matrix = operators.inner_products(basis, basis_products).cpu()  # H = QᵀA Q

@@ -130,9 +130,6 @@ def _project_out(
     return total
 
 
-NOISE = 0.01
-"""Length of the random vector added to a given start, so that no eigenvector is missed for good."""
-
 SURELY_NEGATIVE = 1e-6
 """A Ritz value θ below −SURELY_NEGATIVE · max |θ| is no rounding, not even of float32 inside a
 float64 model. In lower precision the bound is the square root of the dtype's rounding."""
@@ -177,7 +174,6 @@ class KrylovBasis:
         room: int,
         seed: int,
         results: int = 0,
-        start: Float[Tensor, " N"] | None = None,
     ) -> None:
         """Start from a Gaussian vector, which almost surely overlaps with every eigenvector.
 
@@ -186,9 +182,8 @@ class KrylovBasis:
             room: vectors to hold at most.
             seed: seed of the random vectors.
             results: number of vectors that `combine` will compute.
-            start: initial vector of length 1.
         """
-        self.operator = operator
+        self.operator, self.room = operator, room
         self.length = operator.shape[0]
         self._source = Probes(operator, seed=seed, distribution="gaussian")
         self._eps = torch.finfo(working_dtype(operator.dtype)).eps
@@ -206,7 +201,7 @@ class KrylovBasis:
         self.coupling: Float[Tensor, " k"] = torch.zeros(0, dtype=torch.float64)
         # sum of EᵀE over the parts E that A V = V T + v cᵀ leaves out
         self._lost: Float[Tensor, "k k"] = torch.zeros(0, 0, dtype=torch.float64)
-        self._draw(start)
+        self._draw()
 
     @property
     def vectors(self) -> Float[Tensor, "N k"]:
@@ -300,13 +295,10 @@ class KrylovBasis:
         self.projection = F.pad(self.projection, (0, 1, 0, 1))
         self.projection[-1] = self.projection[:, -1] = inner
 
-    def _draw(self, start: Float[Tensor, " N"] | None = None) -> None:
-        """Draw the next v at random, or perturb a given start; orthogonalise it against V."""
+    def _draw(self) -> None:
+        """Draw the next v at random; orthogonalise it against V."""
         row = self._row(self.size)
         row.copy_(self._source.draw(1)[:, 0])
-        if start is not None:
-            row *= NOISE / self.length**0.5
-            row += start
         for _ in range(0 if self.complete else 2):  # a complete basis leaves rounding alone
             row /= self._orthogonalised(row, 0)[1]
 

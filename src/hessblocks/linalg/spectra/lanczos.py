@@ -31,32 +31,34 @@ adds four things. A thick restart keeps the best Ritz vectors when the basis is 
 ‖A v − θ v‖ say how far each value has converged, without a further matvec. A second chain, from a
 random vector, looks for copies of a multiple eigenvalue, since the chain of one vector finds one
 copy only. A common unit of all numbers keeps their squares in the range of the dtype.
-
-The condition number is the ratio of the singular values at both ends.
 """
 
 import math
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from numbers import Real
-from typing import Any, get_args
+from typing import get_args
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from hessblocks.errors import ArgumentError, check_name
-from hessblocks.linalg.estimators import Eigenvalues, check_probes, check_square, multiply
+from hessblocks.errors import ArgumentError, check_memory_limit, check_name, check_whole, in_units
+from hessblocks.linalg.estimators import Eigenvalues, assemble, check_square
 from hessblocks.linalg.operators import (
     LinearOperator,
     Operand,
+    default_limit,
     keeping,
     operator_of,
     unit_of,
     working_dtype,
 )
-from hessblocks.linalg.spectra.search import SAME, Wanted, Which, find_extremes
-from hessblocks.storage import Tabular
+from hessblocks.linalg.spectra.krylov import KrylovBasis, check_definite
+from hessblocks.linalg.spectra.search import SAME, Search, Wanted, Which
+
+FEW_PRODUCTS, FEW_PER_VALUE = 32, 8
+"""Fewest products of most searches: a constant, and an addition per wanted value."""
+DENSE_COPIES = 6
+"""Number of float64 matrices (N, N) in memory if the operator is assembled."""
 
 
 @keeping
@@ -70,9 +72,7 @@ def extreme_eigenvalues(
     basis_size: int = 64,
     memory_limit: int | None = None,
     seed: int = 0,
-    probe_chunk: int | None = None,
     copies: bool = True,
-    start: Eigenvalues | Float[Tensor, "N ..."] | None = None,
 ) -> Eigenvalues:
     """Find extreme eigenvalues of a symmetric operator by Lanczos with thick restarts.
 
@@ -101,12 +101,8 @@ def extreme_eigenvalues(
         memory_limit: bytes for the basis and one product of the operator; the basis is smaller than
             `basis_size` where they do not fit. None: a quarter of the device's memory.
         seed: seed of the random vectors.
-        probe_chunk: vectors multiplied at once where the matrix is assembled.
         copies: whether random vectors look for missed eigenvalues. False spares up to half of the
             products, and misses further copies of an eigenvalue.
-        start: vectors (N,) or (N, any number), or an earlier result, of an operator near this one.
-            The search begins with their sum and 1 % of a random vector. With `count` 1, an
-            eigenvector orthogonal to all of them is found late, or not before the search ends.
 
     Returns:
         Values in falling order, their residuals, and whether all are within the tolerance.
@@ -117,8 +113,7 @@ def extreme_eigenvalues(
     Raises:
         ArgumentError: the operator is not symmetric, or is declared positive semi-definite and is
             not; `which` is unknown; `count` is below 1 or above N; the basis or the memory limit is
-            too small for the wanted eigenvalues; `tolerance` is below 0; `probe_chunk` is below 1;
-            or `start` has another shape or a vector without a finite length above 0.
+            too small for the wanted eigenvalues; or `tolerance` is below 0.
         RunError: a product is not finite.
 
     Cost: more products the smaller the gaps between eigenvalues, at most `max_products`. Each
@@ -137,8 +132,7 @@ def extreme_eigenvalues(
     op = operator_of(op)
     check_square("extreme_eigenvalues", op, symmetric=True)
     check_name("extreme_eigenvalues: which", which, get_args(Which))
-    rest = {"count": count, "seed": seed}
-    check_probes("extreme_eigenvalues", 1, at_least=1, probe_chunk=probe_chunk, **rest)
+    check_whole(count=count, seed=seed, max_products=max_products, basis_size=basis_size)
     if not 1 <= count <= op.shape[0]:
         raise ArgumentError(
             f"count: expected at least 1 eigenvalue at each end, and at most {op.shape[0]}, the "
@@ -147,198 +141,71 @@ def extreme_eigenvalues(
     if tolerance is not None and not (isinstance(tolerance, Real) and tolerance >= 0):
         raise ArgumentError(f"tolerance: expected a share of at least 0, got {tolerance!r}")
     share = math.sqrt(torch.finfo(working_dtype(op.dtype)).eps) if tolerance is None else tolerance
-    eigenvalues = find_extremes(
-        op,
-        Wanted(count=count, which=SAME.get(which, which)),
-        allowed=lambda values, scale: torch.full_like(values, share * scale),
-        max_products=max_products,
-        basis_size=basis_size,
-        memory_limit=memory_limit,
-        seed=seed,
-        probe_chunk=probe_chunk,
-        copies=copies,
-        start=_start(op, start),
-    )
+    if memory_limit is not None:
+        check_memory_limit(memory_limit)
+    wanted, size = Wanted(count=count, which=SAME.get(which, which)), op.shape[0]
+    total = min(wanted.ends * count, size)
+    limit = memory_limit or default_limit(op.device)
+    fits = DENSE_COPIES * size**2 * torch.float64.itemsize <= limit
+    small = size <= max(total, min(FEW_PRODUCTS + FEW_PER_VALUE * total, max_products))
+    if small and fits:
+        eigenvalues = _exact(op, wanted, share)
+    else:
+        room = _room(op, total, basis_size, limit)
+        # the search gets at least as many products as assembling; N vectors are exact anyway
+        reserved = size if fits and room <= size and 2 * size <= max_products else 0
+        basis = KrylovBasis(op, room=room, seed=seed, results=total)
+        search = Search(basis, wanted, share, total=total, max_products=max_products - reserved)
+        eigenvalues = search.run(check=copies and count > 1)
+        if reserved and not eigenvalues.converged:
+            products = basis.products
+            del basis, search  # before matrices of that size are made
+            exact = _exact(op, wanted, share)
+            eigenvalues = replace(exact, products=products + exact.products)
     if not eigenvalues.converged:
         warnings.warn(
             f"extreme_eigenvalues: not converged after {eigenvalues.products} products: largest "
             f"residual {float(eigenvalues.residuals.max()):.2g}, expected {share:.2g} of the "
             "largest |eigenvalue|, and no sign of a missed one in a random vector; raise "
             "max_products, basis_size, memory_limit or tolerance",
-            stacklevel=2,
+            stacklevel=3,
         )
     return eigenvalues
 
 
-def _start(op: LinearOperator, start: Any) -> Float[Tensor, " N"] | None:
-    """Sum the given start vectors, each scaled to length 1 and weighted.
-
-    Returns:
-        A vector of length 1 on the operator's device; None without start vectors.
-
-    Raises:
-        ArgumentError: the vectors do not fit the operator, or one is zero or not finite.
-    """
-    if start is None:
-        return None
-    vectors = start.vectors if isinstance(start, Eigenvalues) else start
-    if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2) or len(vectors) != op.shape[0]:
-        shape = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
+def _room(op: LinearOperator, total: int, basis_size: int, limit: int) -> int:
+    """Compute how many basis vectors are held; refuse fewer than `total` eigenvalues need."""
+    least = min(total + 2, op.shape[0] + 1)  # a new vector, and the one that comes next
+    if basis_size < least:
         raise ArgumentError(
-            f"start: expected what extreme_eigenvalues has returned, or vectors ({op.shape[0]},) "
-            f"or ({op.shape[0]}, columns), got {shape}"
+            f"basis_size: expected at least {least} vectors for {total} eigenvalues, got "
+            f"{basis_size}"
         )
-    columns = vectors.detach().to(op.device, working_dtype(op.dtype)).reshape(op.shape[0], -1)
-    lengths = torch.linalg.vector_norm(columns, dim=0, dtype=torch.float64)
-    if not columns.shape[1] or not bool(((lengths > 0) & lengths.isfinite()).all()):
-        raise ArgumentError("start: expected vectors with a length above 0, all of them finite")
-    weights = torch.linspace(1, 2, len(lengths), dtype=torch.float64, device=lengths.device)
-    total = columns @ (weights / lengths).to(columns)  # unequal weights: v and −v do not cancel
-    direction: Tensor = total / torch.linalg.vector_norm(total)
-    return direction
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ConditionNumber(Tabular):
-    """Condition number, with the interval that the residuals of both singular values allow."""
-
-    value: float
-    """The ratio; infinite if the smallest singular value is 0 up to rounding."""
-    lower: float
-    """Smallest ratio that the residuals of both ends allow."""
-    upper: float
-    """Largest ratio that the residuals allow; infinite where 0 is among them."""
-    largest: float
-    """Largest singular value."""
-    smallest: float
-    """Smallest singular value."""
-    converged: bool
-    """Whether both ends converged; if not, `value` tends to be too small."""
-    products: int
-    """Products with single vectors spent, those with the adjoint included."""
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """Build one row: the ratio, its interval, both singular values and what was spent."""
-        return [asdict(self)]
-
-    def __str__(self) -> str:
-        """Print the ratio, its interval, and what was spent."""
-        ended = "" if self.converged else ", not converged"
-        return (
-            f"{self.value:.4g}, {self.lower:.4g} to {self.upper:.4g} by the residuals "
-            f"({self.products} products{ended})"
+    vector_bytes = op.shape[0] * working_dtype(op.dtype).itemsize
+    if limit < (needed := (least + 1) * vector_bytes):
+        raise ArgumentError(
+            f"memory_limit: expected at least {in_units(needed)}, {least} vectors for {total} "
+            f"eigenvalues and a product, got {in_units(limit)}"
         )
+    return min(basis_size, limit // vector_bytes - 1, op.shape[0] + 1)
 
 
-@keeping
-def condition_number(
-    op: LinearOperator | Operand,
-    *,
-    tolerance: float = 1e-3,
-    max_products: int = 1000,
-    basis_size: int = 64,
-    memory_limit: int | None = None,
-    seed: int = 0,
-    probe_chunk: int | None = None,
-) -> ConditionNumber:
-    """Estimate the condition number σ_1 / σ_n of an operator (M, N), n = min(M, N), by Lanczos.
-
-    Both ends are eigenvalues of A where A is declared positive semi-definite, else of AᵀA (AAᵀ for
-    a wide matrix). An end below δ = 10 ε √n times the largest eigenvalue is rounding and counts as
-    0, with ε that of the dtype. So condition numbers above 1/δ (A) or 1/√δ (AᵀA) read infinite. At
-    n = 100 and with AᵀA, that is 7e6 in float64 and 290 in float32. Lanczos values lie inside the
-    spectrum, so that without convergence the number is too small.
-
-    Args:
-        op: operator (M, N); a `Problem` stands for its Hessian.
-        tolerance: largest residual wanted at each end, as a share of that end's eigenvalue.
-        max_products: products after which the search ends, with a warning.
-        basis_size: largest number of vectors held.
-        memory_limit: bytes for the basis and one product of the operator. None: a quarter of the
-            device's memory.
-        seed: seed of the random start.
-        probe_chunk: vectors multiplied at once where the matrix is assembled.
-
-    Returns:
-        The ratio, with the interval that the residuals allow. It is 1 for a multiple of the
-        identity, infinite for a singular matrix and NaN for the zero matrix.
-
-    Raises:
-        ArgumentError: the operator is declared positive semi-definite and is not, the basis or the
-            memory limit is too small, or `tolerance` is below 0.
-        RunError: a product is not finite.
-
-    Cost: that of `extreme_eigenvalues`; twice as many products where AᵀA is needed.
-
-    Examples:
-        >>> import torch, hessblocks as hb
-        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
-        >>> problem = hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression")
-        >>> print(hb.condition_number(problem))  # of its Hessian, diag(1, 4)
-        4, 4 to 4 by the residuals (4 products)
-    """
-    op = operator_of(op)
-    if not (isinstance(tolerance, Real) and tolerance >= 0):
-        raise ArgumentError(f"tolerance: expected a share of at least 0, got {tolerance!r}")
-    definite = op.positive_semidefinite
-    normal = NormalOperator(op if op.shape[0] >= op.shape[1] else op.adjoint())
-    target = op if definite else normal
-    rounding = 10 * torch.finfo(working_dtype(op.dtype)).eps * math.sqrt(target.shape[0])
-    ends = find_extremes(
-        target,
-        Wanted(count=1, which="both"),
-        allowed=lambda values, scale: (tolerance * values.abs()).clamp_min(rounding * scale),
-        max_products=max_products,
-        basis_size=basis_size,
-        memory_limit=memory_limit,
-        seed=seed,
-        probe_chunk=probe_chunk,
+def _exact(op: LinearOperator, wanted: Wanted, share: float) -> Eigenvalues:
+    """Assemble the matrix and compute its eigenvalues by dense algebra."""
+    matrix = assemble(op).double().cpu()
+    unit = unit_of(matrix)
+    matrix /= unit
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    check_definite(op, values, unit)
+    chosen = wanted.among(values).flip(0)
+    scale = float(values.abs().max())
+    values, vectors = values[chosen], vectors[:, chosen]
+    residuals = torch.linalg.vector_norm(matrix @ vectors - vectors * values, dim=0)
+    return Eigenvalues(
+        values=values * unit,
+        residuals=residuals * unit,
+        vectors=vectors.to(op.device, op.dtype),
+        converged=bool((residuals <= share * scale).all()),
+        products=op.shape[0],
+        method="exact",
     )
-    if not ends.converged:
-        warnings.warn(
-            f"condition_number: not converged after {ends.products} products, the value is a lower "
-            "bound; raise max_products or basis_size",
-            stacklevel=3,
-        )
-    top, bottom = float(ends.values[0]), max(float(ends.values[-1]), 0.0)
-    above, below = float(ends.residuals[0]), float(ends.residuals[-1])
-    noise, power = rounding * top, 1.0 if definite else 0.5  # λ of AᵀA to singular values √λ
-    unit = 1.0 if definite else math.sqrt(normal.unit)
-    return ConditionNumber(
-        value=_ratio(top, bottom if bottom > noise else 0.0) ** power,
-        lower=max(_ratio(max(top - above, 0.0), bottom + below), 1.0) ** power,
-        upper=_ratio(top + above, max(bottom - max(below, noise), 0.0)) ** power,
-        largest=unit * top**power,
-        smallest=unit * bottom**power,
-        converged=ends.converged,
-        products=ends.products * round(1 / power),
-    )
-
-
-def _ratio(top: float, bottom: float) -> float:
-    if bottom > 0:
-        return top / bottom
-    return math.inf if top > 0 else math.nan
-
-
-class NormalOperator(LinearOperator):
-    """Normal operator AᵀA / `unit`, since AᵀA itself can leave the range of the dtype.
-
-    `unit` is a power of 4 near the size of A's first products that are not zero; 1 before them.
-    """
-
-    def __init__(self, of: LinearOperator) -> None:
-        """Wrap `of`; nothing is computed."""
-        size = of.shape[1]
-        super().__init__((size, size), dtype=of.dtype, device=of.device, positive_semidefinite=True)
-        self._of = of
-        self._adjoint = of.adjoint()
-        self.unit = 1.0
-        self._known = False
-
-    def _matmat(self, columns: Tensor) -> Tensor:
-        products = multiply(self._of, columns)
-        # chosen once: an operator whose unit changes is not linear
-        if not self._known and products.any():
-            self.unit, self._known = unit_of(products), True
-        return self._adjoint @ (products / self.unit)

@@ -6,22 +6,14 @@ Letters: N rows of the matrix, k vectors of the basis, θ Ritz values.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hessblocks.errors import ArgumentError, check_memory_limit, check_whole, in_units
-from hessblocks.linalg.estimators import Eigenvalues, assemble
-from hessblocks.linalg.operators import (
-    LinearOperator,
-    default_limit,
-    unit_of,
-    working_dtype,
-)
+from hessblocks.linalg.estimators import Eigenvalues
 from hessblocks.linalg.spectra.krylov import KrylovBasis, check_definite
 
 UNLIKELY = 1e-3
@@ -115,14 +107,6 @@ SAME: dict[str, Which] = {"LA": "largest", "SA": "smallest", "LM": "magnitude"}
 SAFETY = 0.5
 """Share of the allowed residual that the coupling to the next vector may have. A random vector that
 takes its place leaves this part in the residual, and its own chain adds another."""
-FEW_PRODUCTS, FEW_PER_VALUE = 32, 8
-"""Fewest products of most searches: a constant, and an addition per wanted value."""
-DENSE_COPIES = 6
-"""Number of float64 matrices (N, N) in memory if the operator is assembled."""
-
-
-ResidualLimits = Callable[[Float[Tensor, " wanted"], float], Float[Tensor, " wanted"]]
-"""From values and the largest |θ| to the largest allowed residual of each value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,121 +157,8 @@ class Wanted:
         return self.sides * (innermost + slack)
 
 
-def find_extremes(
-    op: LinearOperator,
-    wanted: Wanted,
-    *,
-    allowed: ResidualLimits,
-    max_products: int,
-    basis_size: int,
-    seed: int,
-    probe_chunk: int | None,
-    copies: bool = True,
-    memory_limit: int | None = None,
-    start: Float[Tensor, " N"] | None = None,
-) -> Eigenvalues:
-    """Run Lanczos until the residuals are within their limits; do not warn if they are not.
-
-    Args:
-        op: symmetric operator.
-        wanted: which eigenvalues.
-        allowed: function from values and the largest |θ| to the largest residual of each value.
-        max_products: products with single vectors after which the search ends. If they are twice
-            the matrix's rows, half are kept to assemble it where the search fails.
-        basis_size: largest number of basis vectors in memory.
-        seed: seed of the random vectors.
-        probe_chunk: vectors multiplied at once where the matrix is assembled.
-        copies: whether a random vector looks for missed eigenvalues, if several are wanted.
-        memory_limit: bytes that vectors may take; None: a quarter of the device's memory.
-        start: vector of length 1 to begin with; None: a random one.
-
-    Returns:
-        Values in falling order. `converged` is true if all residuals are within their limits, and
-        no eigenvalue was missed.
-
-    Raises:
-        ArgumentError: `basis_size` or `memory_limit` is too small for the wanted eigenvalues, or
-            the operator is declared positive semi-definite and is not.
-    """
-    size = op.shape[0]
-    total = min(wanted.ends * wanted.count, size)
-    check_whole(max_products=max_products, basis_size=basis_size)
-    if memory_limit is not None:
-        check_memory_limit(memory_limit)
-    limit = memory_limit or default_limit(op.device)
-    fits = DENSE_COPIES * size**2 * torch.float64.itemsize <= limit
-    small = size <= max(total, min(FEW_PRODUCTS + FEW_PER_VALUE * total, max_products))
-    if small and fits:
-        return _exact(op, wanted, allowed, probe_chunk)
-    room = _room(op, total, basis_size, limit)
-    # the search gets at least as many products as assembling; a basis of N vectors is exact anyway
-    reserved = size if fits and room <= size and 2 * size <= max_products else 0
-    basis = KrylovBasis(op, room=room, seed=seed, results=total, start=start)
-    search = _Search(basis, wanted, allowed, total=total, max_products=max_products - reserved)
-    ritz, none_missed = search.run(check=copies and wanted.count > 1)
-    chosen = ritz.chosen.flip(0)
-    values, rotation = ritz.values[chosen], ritz.rotation[:, chosen]
-    residuals = basis.residuals(rotation)
-    within = residuals <= allowed(values, float(ritz.values.abs().max()))
-    converged = none_missed and bool(within.all())
-    if reserved and not converged:
-        products = basis.products
-        del basis, search  # before matrices of that size are made
-        exact = _exact(op, wanted, allowed, probe_chunk)
-        return replace(exact, products=products + exact.products)
-    return Eigenvalues(
-        values=values * basis.unit,
-        residuals=residuals * basis.unit,
-        vectors=basis.combine(rotation).to(op.dtype),
-        converged=converged,
-        products=basis.products,
-        basis_size=room,
-        restarts=basis.restarts,
-    )
-
-
-def _room(op: LinearOperator, total: int, basis_size: int, limit: int) -> int:
-    """Compute how many basis vectors are held; refuse fewer than `total` eigenvalues need."""
-    least = min(total + 2, op.shape[0] + 1)  # a new vector, and the one that comes next
-    if basis_size < least:
-        raise ArgumentError(
-            f"basis_size: expected at least {least} vectors for {total} eigenvalues, got "
-            f"{basis_size}"
-        )
-    vector_bytes = op.shape[0] * working_dtype(op.dtype).itemsize
-    if limit < (needed := (least + 1) * vector_bytes):
-        raise ArgumentError(
-            f"memory_limit: expected at least {in_units(needed)}, {least} vectors for {total} "
-            f"eigenvalues and a product, got {in_units(limit)}"
-        )
-    return min(basis_size, limit // vector_bytes - 1, op.shape[0] + 1)
-
-
-def _exact(
-    op: LinearOperator, wanted: Wanted, allowed: ResidualLimits, probe_chunk: int | None
-) -> Eigenvalues:
-    """Assemble the matrix and compute its eigenvalues by dense algebra."""
-    matrix = assemble(op, probe_chunk).double().cpu()
-    unit = unit_of(matrix)
-    matrix /= unit
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-    check_definite(op, values, unit)
-    chosen = wanted.among(values).flip(0)
-    scale = float(values.abs().max())
-    values, vectors = values[chosen], vectors[:, chosen]
-    residuals = torch.linalg.vector_norm(matrix @ vectors - vectors * values, dim=0)
-    return Eigenvalues(
-        values=values * unit,
-        residuals=residuals * unit,
-        vectors=vectors.to(op.device, op.dtype),
-        converged=bool((residuals <= allowed(values, scale)).all()),
-        products=op.shape[0],
-        method="exact",
-    )
-
-
 @dataclass(frozen=True)
-class _Ritz:
+class Ritz:
     """Ritz pairs of a basis, in its unit, and which of them are wanted."""
 
     values: Float[Tensor, " k"]
@@ -298,18 +169,18 @@ class _Ritz:
     """Indices of the wanted pairs."""
     unconverged: Bool[Tensor, " k"]
     """Whether each pair has not converged yet."""
-    limits: Float[Tensor, " k"]
-    """Largest allowed residual of each pair."""
+    limit: float
+    """Largest allowed residual."""
 
 
-class _Search:
+class Search:
     """Search until the wanted values have converged and no random vector shows a missed one."""
 
     def __init__(
         self,
         basis: KrylovBasis,
         wanted: Wanted,
-        allowed: ResidualLimits,
+        share: float,
         *,
         total: int,
         max_products: int,
@@ -319,28 +190,40 @@ class _Search:
         Args:
             basis: basis without vectors.
             wanted: which eigenvalues.
-            allowed: see `find_extremes`.
+            share: largest residual, as a share of the largest |θ|.
             total: number of eigenvalues at all ends.
             max_products: products after which the search ends.
         """
-        self._basis, self._wanted, self._allowed = basis, wanted, allowed
+        self._basis, self._wanted, self._share = basis, wanted, share
         self._total, self._max_products = total, max_products
         self._missed_check: MissedEigenvalueCheck | None = None
 
-    def run(self, *, check: bool) -> tuple[_Ritz, bool]:
-        """Extend the basis to the end of the search.
+    def run(self, *, check: bool) -> Eigenvalues:
+        """Extend the basis to the end of the search; nothing else can be done with it afterwards.
 
         Args:
             check: whether random vectors look for eigenvalues that were missed.
 
         Returns:
-            The last Ritz pairs, and whether none was missed; true without a check.
+            Values in falling order; converged if no residual is too large and none was missed.
         """
-        ritz = self._converge()
+        ritz, basis = self._converge(), self._basis
         while check and not (self._ended or self._clear):
             self._start_missed_check(ritz)
             ritz = self._converge()
-        return ritz, not check or self._basis.complete or self._clear
+        none_missed = not check or basis.complete or self._clear
+        chosen = ritz.chosen.flip(0)
+        values, rotation = ritz.values[chosen], ritz.rotation[:, chosen]
+        residuals = basis.residuals(rotation)
+        return Eigenvalues(
+            values=values * basis.unit,
+            residuals=residuals * basis.unit,
+            vectors=basis.combine(rotation).to(basis.operator.dtype),
+            converged=none_missed and bool((residuals <= ritz.limit).all()),
+            products=basis.products,
+            basis_size=basis.room,
+            restarts=basis.restarts,
+        )
 
     @property
     def _clear(self) -> bool:
@@ -352,7 +235,7 @@ class _Search:
         enough = self._basis.size >= self._total
         return self._basis.complete or (enough and self._basis.products >= self._max_products)
 
-    def _converge(self) -> _Ritz:
+    def _converge(self) -> Ritz:
         """Extend the basis until the wanted values have converged and the check is over."""
         while True:
             ritz = self._extend()
@@ -363,28 +246,28 @@ class _Search:
                 extra = max((self._basis.size // 2 - self._total) // self._wanted.ends, 0)
                 self._restart(ritz, self._wanted.among(ritz.values, extra))
 
-    def _extend(self) -> _Ritz:
+    def _extend(self) -> Ritz:
         """Extend the basis by a vector and compute the Ritz pairs."""
         basis = self._basis
         basis.extend()
         values, rotation = torch.linalg.eigh(basis.projection)
         check_definite(basis.operator, values, basis.unit)
-        limits = self._allowed(values, float(values.abs().max()))
-        unconverged = (basis.residuals(rotation) > limits) | (basis.size < self._total)
-        unconverged |= (basis.coupling @ rotation).abs() > SAFETY * limits
+        limit = self._share * float(values.abs().max())
+        unconverged = (basis.residuals(rotation) > limit) | (basis.size < self._total)
+        unconverged |= (basis.coupling @ rotation).abs() > SAFETY * limit
         if self._missed_check:
             settled = not bool(unconverged[self._wanted.among(values, 1)].any())
             self._missed_check.follow(basis, values, settled=settled)
-        return _Ritz(values, rotation, self._wanted.among(values), unconverged, limits)
+        return Ritz(values, rotation, self._wanted.among(values), unconverged, limit)
 
-    def _start_missed_check(self, ritz: _Ritz) -> None:
+    def _start_missed_check(self, ritz: Ritz) -> None:
         """Keep the wanted pairs alone, and start a chain from a random vector beside them."""
         self._restart(ritz, ritz.chosen)
         values = ritz.values[ritz.chosen]
-        edges = self._wanted.edges(values, float(ritz.limits.max()))
+        edges = self._wanted.edges(values, ritz.limit)
         self._missed_check = MissedEigenvalueCheck(self._basis, self._wanted.sides, edges, values)
 
-    def _restart(self, ritz: _Ritz, chosen: Int[Tensor, " kept"]) -> None:
+    def _restart(self, ritz: Ritz, chosen: Int[Tensor, " kept"]) -> None:
         """Restart the basis with some of the Ritz pairs (thick restart)."""
         self._basis.restart(ritz.rotation[:, chosen], ritz.values[chosen])
         if self._missed_check:

@@ -1,4 +1,4 @@
-"""Spectral density by stochastic Lanczos quadrature (SLQ), with moments and averages.
+"""Spectral density by stochastic Lanczos quadrature (SLQ), with averages of functions.
 
 Each probe sees the spectrum as nodes and weights of a quadrature.
 
@@ -9,9 +9,8 @@ one probe's quadrature, V_k the basis of probe k, T_k its tridiagonal matrix.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +19,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError
-from hessblocks.linalg.estimators import Estimate, Method
-from hessblocks.linalg.operators import pooled_factor, unit_of
+from hessblocks.linalg import estimators, operators
+from hessblocks.linalg.spectra.krylov import NEGLIGIBLE, check_definite, orthogonalise, row_lengths
 from hessblocks.storage import Tabular
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-from hessblocks.linalg.estimators import Probes, assemble, check_probes, check_square, multiply
-from hessblocks.linalg.operators import LinearOperator, Operand, keeping, operator_of, working_dtype
-from hessblocks.linalg.spectra.krylov import NEGLIGIBLE, check_definite, orthogonalise, row_lengths
 
 DEFAULT_SHARE = 0.02
 MARGIN = 4.0
 NO_WEIGHT = 1e-12
 DECADES = 6
 """Decades of the density that a plot shows."""
+ROWS_OF_ALL = 1 << 17
+"""Most rows of an operator for which the chains of all probes are in memory at once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -57,7 +55,7 @@ class Spectrum(Tabular):
     """Weight of each node; each row sums to 1."""
     size: int
     """N, the number of eigenvalues."""
-    method: Method
+    method: estimators.Method
     """`exact` (all eigenvalues) or `estimate` (random probes)."""
     broadening: float
     """Standard deviation of the normal density on each eigenvalue, in their unit."""
@@ -81,7 +79,7 @@ class Spectrum(Tabular):
         weights: Float[Tensor, "probes steps"],
         *,
         size: int,
-        method: Method = "estimate",
+        method: estimators.Method = "estimate",
         broadening: float | None = None,
         points: int = 512,
     ) -> Spectrum:
@@ -101,9 +99,14 @@ class Spectrum(Tabular):
         Raises:
             ArgumentError: a broadening that is not positive.
         """
-        width, grid = _width_and_grid(nodes[weights > NO_WEIGHT], broadening, points)
+        seen = nodes[weights > NO_WEIGHT]
+        low, high = float(seen.min()), float(seen.max())
+        default = DEFAULT_SHARE * ((high - low) or abs(high) or 1.0)
+        width = default if broadening is None else broadening
         if not width > 0:
             raise ArgumentError(f"broadening: expected a width above 0, got {width}")
+        ends = low - MARGIN * width, high + MARGIN * width
+        grid = torch.linspace(*ends, points, dtype=torch.float64)
         return cls(
             nodes=nodes, weights=weights, size=size, method=method, broadening=width, grid=grid
         )
@@ -119,8 +122,8 @@ class Spectrum(Tabular):
     def __str__(self) -> str:
         """Print the number of eigenvalues, their range, mean and spread, and what was spent."""
         nodes = self.nodes[self.weights > NO_WEIGHT]
-        unit = unit_of(nodes)
-        mean, square = (self._scaled_moment(power, unit).value for power in (1, 2))
+        unit = operators.unit_of(nodes)
+        mean, square = (self.average(lambda x, k=k: (x / unit) ** k).value for k in (1, 2))  # type: ignore[misc]
         mean, spread = unit * mean, unit * math.sqrt(max(square - mean**2, 0.0))
         spent = "exact" if self.method == "exact" else f"{self.probes} probes"
         return (
@@ -164,30 +167,13 @@ class Spectrum(Tabular):
         return 0 if self.method == "exact" else self.nodes.shape[0]
 
     @property
-    def moments(self) -> tuple[Estimate, Estimate, Estimate, Estimate]:
-        """Moments: mean of λ, λ², λ³, λ⁴; a warning where one leaves the range of float64."""
-        return self._moment(1), self._moment(2), self._moment(3), self._moment(4)
-
-    def _moment(self, power: int) -> Estimate:
-        unit = unit_of(self.nodes)
-        moment = self._scaled_moment(power, unit)
-        share = float(torch.tensor(unit, dtype=torch.float64) ** power)
-        if not torch.finfo(torch.float64).tiny < share < math.inf:
-            warnings.warn(
-                f"moments: the mean of λ^{power} leaves the range of float64; divide by "
-                f"{unit:.0e}: average(lambda values: (values / {unit:.0e}) ** {power})",
-                stacklevel=3,
-            )
-        return replace(
-            moment, value=moment.value * share, standard_error=moment.standard_error * share
-        )
-
-    def _scaled_moment(self, power: int, unit: float) -> Estimate:
-        return self.average(lambda values: (values / unit) ** power)
+    def moments(self) -> tuple[estimators.Estimate, ...]:
+        """Means of the first four powers of the eigenvalues."""
+        return tuple(self.average(lambda x, k=k: x**k) for k in range(1, 5))  # type: ignore[misc]
 
     def average(
         self, function: Callable[[Float[Tensor, "probes steps"]], Float[Tensor, "probes steps"]]
-    ) -> Estimate:
+    ) -> estimators.Estimate:
         """Average f(λ) over the eigenvalues; N times that is the trace of f(A).
 
         Args:
@@ -197,7 +183,7 @@ class Spectrum(Tabular):
             The mean with the standard error of `density_on`.
         """
         value, error = self._averages(function(self.nodes)[..., None])
-        return Estimate(
+        return estimators.Estimate(
             value=float(value), standard_error=float(error), probes=self.probes, method=self.method
         )
 
@@ -227,82 +213,25 @@ class Spectrum(Tabular):
     ) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
         """Average a function over the eigenvalues from its values at the nodes, with errors."""
         count = self.nodes.shape[0]
-        weights, unit = self.weights / count, unit_of(values)
+        weights, unit = self.weights / count, operators.unit_of(values)
         mean = torch.einsum("ks,ksp->p", weights, values)
         if self.method == "exact":
             return mean, torch.zeros_like(mean)
         variance = torch.einsum("ks,ksp->p", weights, ((values - mean) / unit) ** 2)
-        return mean, unit * (2 * variance / (self.size * count)).sqrt() * pooled_factor(count)
+        return mean, unit * (2 * variance / (self.size * count)).sqrt() * operators.pooled_factor(
+            count
+        )
 
 
-def _width_and_grid(
-    nodes: Tensor, broadening: float | None, points: int
-) -> tuple[float, Float[Tensor, " points"]]:
-    """Choose the broadening, and points over all nodes and their densities' tails.
-
-    Returns:
-        The broadening, by default 2 % of the nodes' range (of a single one 2 % of its size, or of 1
-        where it is 0), and the grid.
-    """
-    low, high = float(nodes.min()), float(nodes.max())
-    default = DEFAULT_SHARE * ((high - low) or abs(high) or 1.0)
-    width = default if broadening is None else broadening
-    margin = MARGIN * width
-    return width, torch.linspace(low - margin, high + margin, points, dtype=torch.float64)
-
-
-def jensen_shannon_distance(
-    a: Spectrum, b: Spectrum, *, broadening: float | None = None, points: int = 1024
-) -> float:
-    """Compute the Jensen-Shannon distance of two spectral densities on a common grid.
-
-    √(½ KL(p ‖ m) + ½ KL(q ‖ m)) with m = (p + q) / 2 and logarithms to base 2: a metric, 0 for
-    equal and 1 for disjoint densities. Both are broadened alike. The noise of the probes adds to
-    the distance: two runs with other seeds on one operator show how much.
-
-    Args:
-        a: one spectrum.
-        b: the other.
-        broadening: standard deviation of the normal density on each eigenvalue of both; None: 2 %
-            of the range of the two together.
-        points: points of the common grid.
-
-    Returns:
-        The distance, in [0, 1].
-
-    Source: Endres and Schindelin (2003).
-
-    Examples:
-        >>> import torch, hessblocks as hb
-        >>> from hessblocks.linalg import DenseOperator
-        >>> matrices = [torch.diag(torch.tensor([1.0, 2.0])) * size for size in (1, 100)]
-        >>> a, b = (hb.spectral_density(DenseOperator(one, symmetric=True)) for one in matrices)
-        >>> print(f"{hb.jensen_shannon_distance(a, a):.2f} {hb.jensen_shannon_distance(a, b):.2f}")
-        0.00 1.00
-    """
-    nodes = torch.cat([s.nodes[s.weights > NO_WEIGHT] for s in (a, b)])
-    width, grid = _width_and_grid(nodes, broadening, points)
-    p, q = (density / density.sum() for density, _ in (s.density_on(grid, width) for s in (a, b)))
-    middle = (p + q) / 2
-    divergence = 0.5 * (_relative_entropy(p, middle) + _relative_entropy(q, middle))
-    return math.sqrt(min(max(divergence, 0.0), 1.0))
-
-
-def _relative_entropy(p: Float[Tensor, " points"], q: Float[Tensor, " points"]) -> float:
-    """Compute KL(p ‖ q) in bits; q is positive wherever p is."""
-    return float((torch.xlogy(p, p) - torch.xlogy(p, q)).sum()) / math.log(2)
-
-
-@keeping
+@operators.keeping
 def spectral_density(
-    op: LinearOperator | Operand,
+    op: operators.LinearOperator | operators.Operand,
     steps: int = 100,
     probes: int = 10,
     seed: int = 0,
     *,
     broadening: float | None = None,
     points: int = 512,
-    probe_chunk: int | None = None,
 ) -> Spectrum:
     """Estimate a symmetric operator's spectral density by stochastic Lanczos quadrature.
 
@@ -322,17 +251,16 @@ def spectral_density(
             the eigenvalues; None: 2 % of the distance between the outermost nodes. Steps resolve
             about that distance over S, so that finer broadening shows nodes, not eigenvalues.
         points: points of the grid the density is given on.
-        probe_chunk: probes advanced together; bounds memory, changes no probe.
 
     Returns:
-        The spectrum: density on a grid with its standard error, moments, nodes and weights.
+        The spectrum: density on a grid with its standard error, nodes and weights.
 
     Raises:
         ArgumentError: not symmetric, declared positive semi-definite and is not, no probes or no
             steps.
         RunError: a product is not finite.
 
-    Cost: S K products; memory N · S · probe_chunk numbers.
+    Cost: S K products; memory N S K numbers, above 131,072 rows N S of one probe at a time.
 
     Source: Ubaru, Chen and Saad (2017), section 3; Ghorbani, Krishnan and Xiao (2019), algorithm 1.
 
@@ -343,19 +271,18 @@ def spectral_density(
         >>> print(hb.spectral_density(problem))  # .plot() draws it
         spectrum of 2 eigenvalues from 1 to 4, mean 2.5, standard deviation 1.5 (exact)
     """
-    op = operator_of(op)
-    check_square("spectral_density", op, symmetric=True)
-    rest = {"seed": seed, "steps": steps}
-    check_probes("spectral_density", probes, at_least=1, probe_chunk=probe_chunk, **rest)
+    op = operators.operator_of(op)
+    estimators.check_square("spectral_density", op, symmetric=True)
+    estimators.check_probes("spectral_density", probes, at_least=1, seed=seed, steps=steps)
     if steps < 1:
         raise ArgumentError(f"spectral_density: steps: expected at least 1, got {steps}")
     if exact := op.shape[0] <= steps:
-        matrix = assemble(op, probe_chunk).double()
+        matrix = estimators.assemble(op).double()
         nodes = torch.linalg.eigvalsh((matrix + matrix.T) / 2).cpu()[None]
         weights = torch.full_like(nodes, 1 / op.shape[0])
     else:
-        source = Probes(op, seed=seed)
-        blocks = source.blocks(probes, probe_chunk)
+        source = estimators.Probes(op, seed=seed)
+        blocks = source.blocks(probes, 1 if op.shape[0] > ROWS_OF_ALL else probes)
         pieces = [lanczos_quadrature(op, drawn, steps) for drawn in blocks]
         nodes, weights = (torch.cat(both) for both in zip(*pieces, strict=True))
     check_definite(op, nodes)
@@ -370,7 +297,7 @@ def spectral_density(
 
 
 def lanczos_quadrature(
-    op: LinearOperator, probes: Float[Tensor, "size count"], steps: int
+    op: operators.LinearOperator, probes: Float[Tensor, "size count"], steps: int
 ) -> tuple[Float[Tensor, "count steps"], Float[Tensor, "count steps"]]:
     """Run Lanczos from each probe: nodes and weights (summing to 1) of its Gauss quadrature.
 
@@ -380,7 +307,7 @@ def lanczos_quadrature(
     Returns:
         Nodes and weights, float64 on the CPU.
     """
-    dtype = working_dtype(op.dtype)
+    dtype = operators.working_dtype(op.dtype)
     count, eps = probes.shape[1], torch.finfo(dtype).eps
     bases = torch.zeros(count, steps, op.shape[0], dtype=dtype, device=op.device)
     diagonal = torch.zeros(count, steps, dtype=torch.float64)
@@ -389,8 +316,8 @@ def lanczos_quadrature(
     bases[:, 0] /= row_lengths(bases[:, 0]).to(bases)[:, None]
     unit = 0.0  # of the coefficients, so that squares of products stay in the range of any dtype
     for step in range(steps):
-        products = multiply(op, bases[:, step].T.to(op.dtype)).to(dtype).T.contiguous()
-        if products.any() and (larger := unit_of(products)) > unit:
+        products = estimators.multiply(op, bases[:, step].T.to(op.dtype)).to(dtype).T.contiguous()
+        if products.any() and (larger := operators.unit_of(products)) > unit:
             diagonal *= unit / larger
             beside *= unit / larger
             unit = larger
