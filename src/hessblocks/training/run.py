@@ -1,5 +1,6 @@
 """Train a run in its folder, and measure curvature before and after."""
 
+import importlib
 import math
 import statistics
 import warnings
@@ -19,7 +20,7 @@ from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureSettings, RunSettings
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
 from hessblocks.training.following import Observer, line_files, map_rows
-from hessblocks.training.preparation import Prepared, closed_tracker
+from hessblocks.training.preparation import Prepared
 from hessblocks.training.recorder import Recorder, reset_peak, update_flops
 from hessblocks.training.trainer import make_trainer, tokenizer_of
 
@@ -179,8 +180,11 @@ class Run:
         trainer = make_trainer(model, settings, self.corpus, self.folder.checkpoints)
         if settings.device == "cuda":
             reset_peak()
-        with closed_tracker(settings.report_to):
+        try:
             recorder.record(trainer, *([observer] if settings.observation.any else []))
+        finally:
+            if settings.report_to == "wandb":  # the next training would log into the same run
+                importlib.import_module("wandb").finish()
         if divergence := recorder.divergence:
             warnings.warn(
                 f"{self.name}: diverged at step {divergence.step}: the {divergence.words} "

@@ -19,7 +19,7 @@ FAULTS = (
     fault("held-out masks differ every time", "torch.manual_seed(0) =>",
           "test_held_out_masks_are_the_same_for_everyone_and_a_quarter"),
     fault("the next run goes on in the tracker's run of the one before",
-          "$name == 'wandb' => False",
+          "$settings.report_to == 'wandb' => False",
           "test_each_run_of_a_comparison_is_one_of_wandb"),
     fault("gains and norms decay", "$parameter.ndim >= 2 => $parameter.ndim >= 0",
           "test_training_is_the_published_loop", within="get_decay_parameter_names"),
