@@ -22,13 +22,13 @@ from typing import Any
 
 from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import ArgumentError, HessblocksError
-from hessblocks.figures import read_figure
 from hessblocks.storage import read_object, write_json, write_text
 from hessblocks_studies import find, names
 from hessblocks_studies.catalogue import FINISHED, REPLACED
 from hessblocks_studies.gallery import (
     StudySection,
     load_section,
+    read_figure,
     small_picture,
     study_folders,
     study_pictures,

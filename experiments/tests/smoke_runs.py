@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hessblocks.drawing import draw, write_picture
-from hessblocks.figures import read_figure
 from hessblocks.figures.figure import Figure
 from hessblocks_studies.engine.study import Scale, Study
+from hessblocks_studies.gallery import read_figure
 from hessblocks_studies.runner import StudyResult, run_study
 
 

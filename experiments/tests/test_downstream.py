@@ -14,7 +14,6 @@ import pytest
 from experiments.tests.data.library import write_library
 from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.figures import read_figure
 from hessblocks.storage.tables import Row
 from hessblocks_studies.blocks_paper import finetuning as downstream
 from hessblocks_studies.blocks_paper import masked_lm
@@ -22,7 +21,9 @@ from hessblocks_studies.blocks_paper import tuning_recipe as recipe
 from hessblocks_studies.blocks_paper.finetuning import ACCURACY, FRESH, PUBLISHED_SCORES, VALIDATION
 from hessblocks_studies.catalogue import find
 from hessblocks_studies.data import docstrings
+from hessblocks_studies.engine import figure_fields
 from hessblocks_studies.engine.study import SCALES, Check, Scale
+from hessblocks_studies.gallery import read_figure
 from hessblocks_studies.runner import run_study
 from hessblocks_studies.shared.step_times import STEP_TIME, speeds
 from hessblocks_studies.shared.trained_points import BIGRAMS, LOSS
@@ -110,7 +111,7 @@ def test_a_study_runs_is_summed_up_from_any_part_and_drawn(finished: Path, name:
     assert all(set(row) <= set(study.columns) for row in result.rows)
     for count in range(len(result.rows) + 1):
         summary = study.summarise(result.rows[:count])
-        json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
+        json.dumps([summary.to_dict(), figure_fields(summary.figure)], allow_nan=False)
     assert len(summary.figure.panels) == 2
     figure = read_figure(finished / name / "figure.json")
     png = write_picture(draw(figure), finished / name / "figures", name)

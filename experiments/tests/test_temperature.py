@@ -11,10 +11,11 @@ import pytest
 from experiments.tests.test_numbers import BATCH, dense_hessian
 from hessblocks import drawing
 from hessblocks.drawing import write_picture
-from hessblocks.figures import read_figure
 from hessblocks.signal import propagate
 from hessblocks.storage import Row
+from hessblocks_studies.engine import figure_fields
 from hessblocks_studies.engine.study import Check
+from hessblocks_studies.gallery import read_figure
 from hessblocks_studies.growth.growth_points import Size
 from hessblocks_studies.our_questions import temperature
 from hessblocks_studies.our_questions.temperature import STUDY, TemperatureSettings, layer
@@ -169,7 +170,7 @@ def test_the_study_runs_and_is_summed_up_from_any_part(
     assert all(set(row) <= set(STUDY.columns) for row in result.rows)
     for count in (0, 1, 5, len(result.rows) // 2, len(result.rows)):
         summary = STUDY.summarise(result.rows[:count])
-        json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
+        json.dumps([summary.to_dict(), figure_fields(summary.figure)], allow_nan=False)
     assert len(summary.figure.panels) == 6
     shown = {series.name for panel in summary.figure.panels for series in panel.shown}
     assert "value, functional" in shown

@@ -23,7 +23,7 @@ from hessblocks.training.trainer import RunTrainer, ShuffledPasses, spread
 from hessblocks_studies.blocks_paper import ablations, mirrored_starts, speed
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.data import texts
-from hessblocks_studies.engine import POINTS
+from hessblocks_studies.engine import POINTS, figure_fields
 from hessblocks_studies.engine.captured_steps import capture_steps
 from hessblocks_studies.runner import run_study
 from hessblocks_studies.shared import trained_points as trained
@@ -517,7 +517,7 @@ def test_a_study_runs_at_smoke_scale(corpus: Corpus, tiny: None, tmp_path: Path,
     assert all(set(row) <= set(study.columns) for row in result.rows)
     for count in (0, 1, len(result.rows) // 2, len(result.rows)):
         summary = study.summarise(result.rows[:count])
-        json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
+        json.dumps([summary.to_dict(), figure_fields(summary.figure)], allow_nan=False)
     assert summary.figure.panels
 
 

@@ -9,7 +9,6 @@ import difflib
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib import import_module
 from numbers import Integral
 from pathlib import Path
 
@@ -123,29 +122,6 @@ def check_whole(least: int | None = None, /, **values: object) -> None:
         if not integer or (least is not None and value < least):  # type: ignore[operator]
             words = "" if least is None else f" of at least {least}"
             raise ArgumentError(f"{name}: expected a whole number{words}, got {value!r}")
-
-
-def check_extra(feature: str, extra: str, *packages: str, distribution: str = "hessblocks") -> None:
-    """Refuse a feature whose optional dependencies (an extra) are not installed.
-
-    Args:
-        feature: feature that needs the extra, for the message ("figures").
-        extra: name of the extra in `pip install 'hessblocks[...]'`.
-        packages: packages of the extra; each is imported.
-        distribution: distribution that defines the extra.
-
-    Raises:
-        ArgumentError: one of the packages is missing, or cannot be imported.
-    """
-    for package in packages:
-        try:
-            import_module(package)
-        except ImportError as error:
-            missing = isinstance(error, ModuleNotFoundError) and error.name == package
-            state = "is not installed" if missing else f"cannot be imported ({error})"
-            raise ArgumentError(
-                f"{feature}: {package} {state}; run pip install '{distribution}[{extra}]'."
-            ) from error
 
 
 def check_memory_limit(limit: object) -> None:

@@ -14,10 +14,12 @@ from transformers import (
     BloomConfig,
     DynamicCache,
     Gemma2Config,
+    Gemma3nTextConfig,
     GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
     LlamaConfig,
+    MiniCPM3Config,
     MistralConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -525,6 +527,32 @@ class Shared(PreTrainedModel):
         return found
 
 
+def test_a_cache_of_transformers_that_layers_share_is_rounded_once() -> None:
+    torch.manual_seed(0)
+    more: dict[str, Any] = {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "laurel_rank": 2,
+        "intermediate_size": [12] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "vocab_size_per_layer_input": 11,
+        "hidden_size_per_layer_input": 4,
+        "altup_num_inputs": 2,
+    }
+    model = AutoModelForCausalLM.from_config(Gemma3nTextConfig(**{**SMALL, **more})).double().eval()
+    changes: Any = hb.cache_changes(model, keys=3, values=3)
+    assert [change.tap.split(".")[2][0] for change in changes.values()] == ["0", "0", "1", "1"]
+    found = hb.price(hb.Problem(model, text()), changes).check([tuple(changes)]).measured[0].value
+    before = model(**text(), use_cache=False).logits.log_softmax(-1)
+    new = next(iter(changes.values())).grid.new
+    cache = RoundingCache(model, new)
+    after = model(**text(), past_key_values=cache).logits.log_softmax(-1)
+    kl = (before.exp() * (before - after)).sum(-1)[:, :-1].mean()
+    assert found == pytest.approx(float(kl.detach()), rel=1e-6)
+
+
 def test_a_cache_that_layers_share_is_one_place_and_rounded_for_both() -> None:
     torch.manual_seed(0)
     model = Shared(PretrainedConfig(**{**ONE, "num_hidden_layers": 2})).double()
@@ -606,6 +634,11 @@ def test_what_cannot_be_priced_is_refused() -> None:
         hb.cache_changes(seq2seq, keys=3)
     with pytest.raises(ArgumentError, match="expected a decoder"):
         hb.cache_changes(nn.Linear(2, 2), keys=3)
+    latent = {"q_lora_rank": 4, "kv_lora_rank": 4, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
+    sizes: dict[str, Any] = {**SMALL, "num_key_value_heads": 2, "v_head_dim": 4, **latent}
+    minicpm = AutoModelForCausalLM.from_config(MiniCPM3Config(**sizes))
+    with pytest.raises(ArgumentError, match="cache of MiniCPM3ForCausalLM holds other tensors"):
+        hb.cache_changes(minicpm, keys=3)
     for given, match in (
         ({"keys": 0}, "from 1 to 16"),
         ({"keys": 3.5}, "3.5"),

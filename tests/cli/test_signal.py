@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
 from hessblocks.errors import ArgumentError, RunError
@@ -62,7 +62,7 @@ def test_every_number_is_that_of_propagate(shell: Shell, tmp_path: Path) -> None
     assert [float(r["value"]) for r in found] == pytest.approx([r["value"] for r in expected])
     assert {r["model"] for r in found} == {"sas"}
     quantities = {r["quantity"] for r in found}
-    assert {"attention_entropy", "spectral_gap", "jacobian_condition", "gradient_norm"} < quantities
+    assert {"attention_entropy", "jacobian_condition", "gradient_norm"} < quantities
 
 
 @pytest.mark.slow  # every panel of every role
@@ -91,13 +91,22 @@ def test_folders_and_presets_stand_side_by_side(shell: Shell, tmp_path: Path) ->
     )
     models = json.loads(outcome.output)["models"]
     assert list(models) == [str(tmp_path / "sas"), "preset:sas"]
+    assert all(entry["not_measured"] == {} for entry in models.values())
     other = models[str(tmp_path / "sas")]["layers"][-1]
-    assert "spectral_gap" not in other
     assert other["head_second_moment head.1"] > 0
     assert other["gradient query_key_value"] > 0
-    reasons = models[str(tmp_path / "sas")]["not_measured"]
-    assert list(reasons) == ["spectral_gap"]
     assert outcome.status == 0
+
+
+@pytest.mark.usefixtures("blank")
+def test_what_is_not_measured_has_a_reason(shell: Shell, tmp_path: Path) -> None:
+    own = BloomConfig(vocab_size=64, hidden_size=16, n_layer=2, n_head=2)
+    BloomForCausalLM(own).save_pretrained(tmp_path / "bloom")
+    given = (*SMALL, "--jacobian-steps", "0", "--json", "--out", tmp_path / "out")
+    outcome = shell("signal", "preset:sas", tmp_path / "bloom", *given)
+    found = json.loads(outcome.output)["models"][str(tmp_path / "bloom")]
+    assert list(found["not_measured"]) == ["attention_entropy", "largest_logit", "second_moment"]
+    assert all("go through" in reason for reason in found["not_measured"].values())
 
 
 @pytest.mark.usefixtures("blank")

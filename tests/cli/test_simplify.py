@@ -337,7 +337,6 @@ def test_an_earlier_result_is_named_by_letters_of_a_path_alone(tmp_path: Path) -
     ):
         write_manifest(tmp_path / "model", "a", "model", {"run": "r", "label": label})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(running.storage, "identity_in", lambda _: "another")
             patch.setattr(running.storage, "check_manifest", lambda *_, **__: "")
             earlier = running._earlier(tmp_path, "r", store, "folder", "0.1")
         assert earlier == {tmp_path / "model": tmp_path / name}
@@ -443,17 +442,6 @@ def test_a_model_that_this_run_did_not_write_is_not_replaced(
     told = shell(*words(place, tmp_path / "out"), "--steps", "0")
     assert (told.status, f"model would be replaced, but {said}" in sentence(told)) == (2, True)
     assert all(path.read_bytes() == content for path, content in files.items())
-
-
-def test_a_model_of_this_run_with_an_older_seal_is_replaced(
-    place: Path, tmp_path: Path, shell: Shell
-) -> None:
-    shutil.copytree(place / "out", tmp_path / "out")
-    path = tmp_path / "out" / "model" / "seal.json"
-    seal = json.loads(path.read_text())
-    del seal["progress"]["run"]
-    path.write_text(json.dumps(seal))
-    assert shell(*words(place, tmp_path / "out")).status == 0
 
 
 def test_another_text_of_the_same_length_is_refused(

@@ -13,13 +13,13 @@ from transformers import AlbertConfig, AlbertModel, GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
-from hessblocks.figures.figure import read_figure
 from hessblocks.models.saved import Saved
 from hessblocks.storage import load_curvature, load_results
 from hessblocks.storage.files import DEEPEST, parse_json, read_object, stays_inside
 from hessblocks.storage.manifest import check_manifest, remembered_in
 from hessblocks.storage.model_folder import SPARE, check_model_folder, weight_files
 from hessblocks.storage.tables import fault_in_lines, read_lines
+from hessblocks_studies.gallery import read_figure
 from tests.report.folders import Folder
 
 DEEP = "[" * 100_000 + "]" * 100_000

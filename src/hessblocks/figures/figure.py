@@ -5,22 +5,15 @@ Titles, labels and captions may contain $mathematics$. Names of series and ticks
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hessblocks.conventions import AnyPath
-from hessblocks.errors import RunError
 from hessblocks.figures.style import PHONE
-from hessblocks.storage import read_object
-from hessblocks.typed import JSON, typed
 
 Scaling = Literal["linear", "log", "symlog"]
 """Scaling of an axis; symlog shows zero below its first decade."""
 Shares = Literal["none", "labels", "x", "both"]
 """Labels or axes that the panels of a figure share."""
-OF_PAGES = ("note", "across", "below", "numbers", "band", "by_tick", "rows", "columns")
-"""Fields of series, panels and maps that are not in figure.json."""
 NAMED_ROW = 0.16
 """Least height of a named row of a map, in inches; its other names take up to `UNDER`."""
 UNDER = 2.4
@@ -205,31 +198,3 @@ class Figure:
         size = (PHONE, UNDER + NAMED_ROW * max(rows, LEAST_ROWS) if rows else self.size[1])
         shares: Shares = "none" if self.shares == "none" else "labels"
         return replace(self, panels=tuple(panels), columns=1, size=size, shares=shares)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert the figure to plain data, as in figure.json."""
-        panels = [asdict(panel, dict_factory=_stored) for panel in self.panels]
-        return {"title": self.title, "caption": self.caption, "panels": panels}
-
-
-def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Select the fields for figure.json; as in older files, unused fields are left out."""
-    silent = (("guide", False), ("limits", None))
-    return {
-        name: value for name, value in pairs if name not in OF_PAGES and (name, value) not in silent
-    }
-
-
-def read_figure(path: AnyPath) -> Figure:
-    """Read the figure that a study wrote as figure.json.
-
-    Returns:
-        The figure of the study.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
-    try:
-        return typed(JSON, Figure, read_object(Path(path)))
-    except ValueError as error:
-        raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error

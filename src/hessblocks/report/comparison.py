@@ -21,7 +21,6 @@ SIGNAL = {
     "attention_entropy": "Attention entropy (nats)",
     "largest_logit": "Largest logit (before the softmax)",
     "second_moment": "Second moment (tr M₂)",
-    "spectral_gap": "Spectral gap (1 − s₂/s₁)",
 }
 """Quantity of the signal in the last layer → axis label."""
 LossOrObservation = Metric | Observation

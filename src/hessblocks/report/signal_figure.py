@@ -15,7 +15,6 @@ QUANTITIES: dict[str, tuple[str, str, Scaling]] = {
     "attention_entropy": ("attention entropy", "of the rows, or shaped rows (nats)", "linear"),
     "largest_logit": ("largest logit", "before the softmax", "linear"),
     "second_moment": ("second moment", "tr M₂, mean over tokens and heads", "log"),
-    "spectral_gap": ("spectral gap", "1 − s₂/s₁ of the shaped matrix", "linear"),
     "norm": ("norm", "root mean square of the entries", "log"),
     "kurtosis": ("kurtosis", "of the entries' mean squares", "linear"),
     "jacobian_condition": ("Jacobian", "condition number, or a lower bound", "log"),

@@ -121,33 +121,14 @@ def attention_entropy(
     return mean
 
 
-def spectral_gap(matrix: Float[Tensor, "B H T T"], real: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """Compute 1 − s₂/s₁ of the two largest singular values, mean over sequences and heads.
-
-    1: one direction over tokens survives, which is rank collapse in one layer. 0: the first two
-    survive alike, as with the identity.
-
-    Returns:
-        The gap, 0 to 1.
-
-    Source: Nait Saada et al. (2024), Mind the gap, arXiv 2410.07799.
-    """
-    real_entries = matrix * (real[:, None, :, None] & real[:, None, None, :])
-    first, second = torch.linalg.svdvals(real_entries)[..., :2].unbind(dim=-1)
-    gap: Tensor = (1 - second / first.clamp(min=torch.finfo(matrix.dtype).tiny)).mean()
-    return gap
-
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLUMNS = ("layer", "quantity", "role", "value", "method")
 """Columns of the rows."""
-OF_ATTENTION = ("attention_entropy", "largest_logit", "second_moment", "spectral_gap")
+OF_ATTENTION = ("attention_entropy", "largest_logit", "second_moment")
 """Quantities of a layer's attention, each of which may be None."""
-WHOLE = "singular values need the whole matrix, which hessblocks' attention alone gives"
-"""Reason in the row of a missing spectral gap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +141,6 @@ class LayerSignal:
     """Signal of the layer's output."""
     heads: tuple[HeadSignal, ...]
     """Attention of each head; empty where it cannot be measured."""
-    spectral_gap: float | None
-    """1 − s₂/s₁ of the attention matrix's singular values; None without a method `matrix`."""
     reason: str
     """Reason why values of the heads are None; empty if none is None."""
     jacobian: Conditioning | None
@@ -261,8 +240,7 @@ def propagate(
     Args:
         model: a model of this library, or any model with its layers in a `torch.nn.ModuleList` and
             vectors (sequences, tokens, width) as the layers' first argument. Heads are measured if
-            attention calls an attention function of transformers. The spectral gap needs a
-            method `matrix(x, context)`, which only this library's attention has.
+            attention calls an attention function of transformers.
         batch: inputs by name, or only `input_ids`, on any device; with `labels`, gradient norms
             are measured too.
         jacobian_steps: products with each layer's Jacobian (JVP and VJP) for a lower bound of its
@@ -278,8 +256,8 @@ def propagate(
             tokens.
 
     Cost: one forward pass (and one backward pass with labels). Attention is recomputed in float64,
-        by tiles of queries. The spectral gap needs one layer's tokens × tokens matrices at a time,
-        and their singular values. The Jacobians need a float64 copy of the model.
+        by tiles of queries; attention of this library needs one layer's tokens × tokens matrices at
+        a time. The Jacobians need a float64 copy of the model.
     """
     tensors = {"input_ids": batch} if isinstance(batch, Tensor) else batch
     device = next((p.device for p in model.parameters()), None)
@@ -306,7 +284,8 @@ def propagate(
             LayerSignal(
                 layer=index,
                 tokens=token_signal(_stream(layer, called[layer].output), real),
-                **mixing[index],
+                heads=mixing[index][0],
+                reason=mixing[index][1],
                 jacobian=jacobians[index],
                 gradient_norms=gradients[index],
             )
@@ -333,8 +312,8 @@ def _attention(layer: nn.Module) -> nn.Module | None:
 
 def _mixing(
     call: ModuleCall | None, signals: tuple[HeadSignal, ...] | str, real: Tensor
-) -> dict[str, Any]:
-    """Collect the fields of a `LayerSignal` about attention.
+) -> tuple[tuple[HeadSignal, ...], str]:
+    """Complete the heads of a layer, and the reason why values of them are None.
 
     Args:
         call: call of an attention with a method `matrix`; None if there is none.
@@ -342,23 +321,22 @@ def _mixing(
         real: False at padding.
 
     Returns:
-        `heads`, `spectral_gap` and `reason`.
+        The heads, and the reason or an empty string.
     """
     heads, reason = ((), signals) if isinstance(signals, str) else (signals, "")
     if any(head.second_moment is None for head in heads):
         reason = "its keys are made of other vectors than its input"
     if call is None:
-        return {"heads": heads, "spectral_gap": None, "reason": reason}
+        return heads, reason
     module: Any = call.module
     with torch.no_grad():
         matrix = module.matrix(*call.arguments[:2])
     wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     unseen = HeadSignal(entropy=0.0, largest_logit=None, second_moment=None)
-    heads = tuple(
+    return tuple(
         replace(head, entropy=float(attention_entropy(weights[:, None], real)))
         for head, weights in zip(heads or [unseen] * wide.shape[1], wide.unbind(1), strict=True)
-    )
-    return {"heads": heads, "spectral_gap": float(spectral_gap(wide, real)), "reason": reason}
+    ), reason
 
 
 def _jacobians(
@@ -388,8 +366,7 @@ def _values(layer: LayerSignal) -> Iterator[tuple[str, str, float | None, str]]:
     """Yield quantity, role, value and method of each measurement."""
     values = asdict(layer.tokens) | {name: getattr(layer, name) for name in OF_ATTENTION}
     for name, value in values.items():
-        why = WHOLE if name == "spectral_gap" else layer.reason
-        yield name, "", value, why if value is None else "exact"
+        yield name, "", value, layer.reason if value is None else "exact"
     for number, head in enumerate(layer.heads):
         for name, value in asdict(head).items():
             if value is not None:

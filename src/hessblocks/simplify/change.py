@@ -42,6 +42,13 @@ class LayerChange:
     units: int = 0
     """Number of the MLP's units that go."""
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Kind of removal → how many of it go; those that do not go are left out."""
+        attention = {"gone": "attention", "linear": "linear map"}.get(self.attention, "")
+        every = {"layer": self.layer, attention: 1, "heads": self.groups, "mlp units": self.units}
+        return {kind: number for kind, number in every.items() if kind and number}
+
 
 @torch.no_grad()
 def changed(at: Place, change: LayerChange, kind: str = "changed") -> Candidate:
@@ -249,7 +256,8 @@ class _Pair:
             target = (after - skip * now) / branch.gain
         else:
             target = self.wanted[name]
-        rows = at.with_ones(name, inputs.flatten(0, 1))
+        bias = at.layer.get_submodule(name).bias is not None  # an input of ones
+        rows = F.pad(inputs.flatten(0, 1), (0, int(bias)), value=1.0)
         return Refit(rows, target.flatten(0, 1), _weights(after).flatten())
 
 

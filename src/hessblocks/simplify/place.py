@@ -1,6 +1,6 @@
 """Build candidates for the removal of parts of a layer, and put them into a model.
 
-Letters: S sequences, T tokens, N = S T tokens, I inputs of a matrix, K kept inputs, D width.
+Letters: S sequences, T tokens, K kept inputs, D width.
 """
 
 from __future__ import annotations
@@ -138,12 +138,6 @@ class Place:
             operations=operations,
             cache=int(cache),
         )
-
-    def with_ones(self, name: str, x: Float[Tensor, "N I"]) -> Float[Tensor, "N inputs"]:
-        """Append an input of ones if the matrix `name` has a bias."""
-        if self.layer.get_submodule(name).bias is None:
-            return x
-        return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
 
     def refitted(
         self,

@@ -33,13 +33,10 @@ class Plan:
 
     def to_rows(self) -> list[dict[str, Any]]:
         """List what goes, one row a layer."""
-        names = {"attention": "gone", "linear map": "linear"}
+        words = {"heads": "{} groups of heads", "mlp units": "{} MLP units"}
         rows = []
         for layer, change in sorted(self.changes.items()):
-            gone = ["layer"] if change.layer else []
-            gone += [kind for kind, word in names.items() if change.attention == word]
-            gone += [f"{change.groups} groups of heads"] if change.groups else []
-            gone += [f"{change.units} MLP units"] if change.units else []
+            gone = [words.get(kind, kind).format(n) for kind, n in change.numbers.items()]
             rows.append({"layer": layer, "gone": ", ".join(gone)})
         return rows
 
@@ -164,15 +161,7 @@ class _Layer:
 
     def _totals(self, change: LayerChange) -> tuple[float, int]:
         """Compute the modelled cost and the saved parameters of a change."""
-        if change.layer:
-            return self._costs["layer"], self._saved["layer"]
-        gone = {
-            "attention": change.attention == "gone",
-            "linear map": change.attention == "linear",
-            "heads": change.groups,
-            "mlp units": change.units,
-        }
-        parts = [(kind, number) for kind, number in gone.items() if number]
+        parts = change.numbers.items()
         cost = sum(self._costs[kind] * (n / self._priced.get(kind, 1)) ** 2 for kind, n in parts)
         return cost, sum(self._saved[kind] * n for kind, n in parts)
 

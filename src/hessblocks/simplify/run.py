@@ -165,10 +165,9 @@ def simplify_model(
         if settings.save:
             begun = time.process_time()
             with progress.stage("refits"):
+                save = settings.save
                 plan = (
-                    even_plan(original, settings.save)
-                    if even
-                    else priced_plan(original, table.rows, settings.save)
+                    even_plan(original, save) if even else priced_plan(original, table.rows, save)
                 )
                 removed = one_pass(original, Pass(original, fitting), plan.changes)
             seconds = time.process_time() - begun
@@ -397,18 +396,14 @@ def _is_label(name: Any) -> bool:
 def _earlier(folder: Path, run: str, store: storage.Store, to: str, label: str) -> dict[Path, Path]:
     """Map results of this run with other settings to the paths that they are renamed to."""
     model, file, fault = folder / "model", folder / "model.gguf", ""
-    labels = {}
+    labels = dict[Path, Any]()
     if os.path.lexists(model) and not (fault := storage.check_manifest(model, name=model.name)):
-        author = storage.read_object(model / storage.MANIFEST).get("of")
-        seal, same = storage.remembered_in(model), author == storage.identity_in(folder)
-        # older seals have `of` alone, which depends on all settings
-        if seal.get("run") != run and not same:
-            fault = "is of another run"
-        labels[model] = seal.get("label", label if same else "earlier")
+        seal = storage.remembered_in(model)
+        fault = "" if seal.get("run") == run else "is of another run"
+        labels[model] = seal.get("label")
     if not fault and os.path.lexists(file):
         if file.is_file() and (record := store.get(_key_of(file))):
-            rows = record.rows or [{"label": labels.get(model, "earlier")}]  # older ones have none
-            labels[file] = rows[0].get("label", "earlier")
+            labels[file] = record.rows[0].get("label") if record.rows else None
         elif to == "gguf":
             model, fault = file, "was not written by this run, or has changed since"
     paths = {

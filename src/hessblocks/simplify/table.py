@@ -201,11 +201,9 @@ def measure_removals(
         ]
 
     for layer in range(len(layers)):
-        if store is None:
-            rows += measured(layer)
-        else:
-            key = f"layer {layer}"
-            rows += (store.get(key) or store.add(key, measured(layer))).rows
+        key = f"layer {layer}"
+        record = store is not None and (store.get(key) or store.add(key, measured(layer)))
+        rows += record.rows if record else measured(layer)
         if done is not None:
             done(layer + 1, len(layers))
     return Removals(rows=tuple(map(dict, rows)))

@@ -331,7 +331,7 @@ class SignalCallback(Following):
         >>> _ = trainer.train()
         {...}
         >>> sorted({row["quantity"] for row in watch.rows})[-3:]
-        ['spectral_gap', 'stable_rank', 'token_similarity']
+        ['second_moment', 'stable_rank', 'token_similarity']
     """
 
     def __init__(self, batch: Any, *, every: int = 100) -> None:

@@ -20,7 +20,7 @@ from hessblocks.data import (
     fingerprint,
     write_corpus,
 )
-from hessblocks.errors import ArgumentError, RunError, check_extra, check_name
+from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks_studies.data.tasks import SEPARATOR, LabelledText, Task
 
 HUB_VERSION = 1
@@ -118,8 +118,10 @@ def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
 
 
 def _dataset(path: str, configuration: str | None, split: str, **options: Any) -> Iterable[Any]:
-    check_extra("hub", "hub", "datasets", distribution="hessblocks-studies")
-    import datasets
+    try:
+        import datasets
+    except ImportError as error:
+        raise ArgumentError(f"hub: {error}; run pip install 'hessblocks-studies[hub]'.") from error
 
     dataset: Iterable[Any] = datasets.load_dataset(path, configuration, split=split, **options)
     return dataset
