@@ -324,6 +324,10 @@ def test_an_equal_call_reads_its_folder_and_one_with_any_other_file_is_measured(
     given, out = [*words(here), *MIX], here / "out"
     first, measured = shell(*given), []
 
+    assert len(rows(out / "files.csv")) == 18
+    assert "8 more rows on the page" in first.output
+    assert len(re.findall(r"MB +\d", first.output)) == 10
+
     def measure(**arguments: Any) -> dict[str, Any]:
         measured.append(arguments)
         return {**read_object(out / "summary.json"), "out": str(out)}
