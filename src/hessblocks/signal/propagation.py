@@ -97,9 +97,7 @@ def rank_collapse(similarities: Sequence[float], *, above: float = COLLAPSED) ->
         >>> rank_collapse([0.2, 0.995, 0.4, 0.995, 0.999])
         3
     """
-    collapsed = sum(
-        1 for _ in takewhile(lambda similarity: similarity > above, reversed(similarities))
-    )
+    collapsed = len(list(takewhile(lambda similarity: similarity > above, reversed(similarities))))
     return len(similarities) - collapsed if collapsed else None
 
 
