@@ -5,7 +5,9 @@
 The model is stored in 4 bits (Q4_1), so it is taken off its lattice first: every entry between the
 ends of its block moves by up to half a step. That float32 model is the original. Forecasts are from
 32 windows of 96 tokens of Python's documentation; the KL is llama.cpp's to its own float32 logits,
-on 12 other windows of it and on 12 of Python's source. Needs gguf, libgguf and xllamacpp.
+on 24 other windows of it and on 24 of Python's source. llama.cpp rounds the inputs of weights to 8
+bits too, which costs the same in every file: the bill forecasts it from the same windows. Needs
+gguf, libgguf and xllamacpp.
 """
 
 import inspect
@@ -28,7 +30,7 @@ from hessblocks import export
 from hessblocks.data import Windows, encoded
 from hessblocks.tensor_formats import KINDS, mix
 
-TOKENS, FITTED, MEASURED = 96, 32, 12
+TOKENS, FITTED, MEASURED = 96, 32, 24
 SOURCE = "HESSBLOCKS_SMOLLM2"
 """Environment variable with the GGUF file."""
 
@@ -85,6 +87,9 @@ def measured(source: Path, work: Path) -> dict[str, Any]:
     }
     bill = priced(original, drawn["documentation"][:FITTED])
     figures: dict[str, Any] = {"pairs": len(bill), "seconds": time.process_time() - start}
+    rounded = hb.activation_changes(bill.problem.model, "*", bits="gguf:Q8_0")
+    inputs = hb.price(bill.problem, rounded, FITTED).sum([*rounded]).forecast
+    figures |= {"inputs, forecast": inputs.value, "error of it": inputs.standard_error}
     print(figures, flush=True)
     held_out = {name: some[-MEASURED:].numpy() for name, some in drawn.items()}
     vocabulary = bill.problem.model.config.vocab_size
@@ -123,9 +128,13 @@ def measured(source: Path, work: Path) -> dict[str, Any]:
                "forecast": allocation.total.forecast.value,
                "forecast error": allocation.total.forecast.standard_error}  # fmt: skip
         for text, windows in held_out.items():
-            after = torch.from_numpy(np.stack([*logits(path, windows, vocabulary)])).log_softmax(-1)
-            apart = base[text].exp() * (base[text] - after)
-            kl = apart.sum(-1, dtype=torch.float64)[:, :-1].mean(1)
+            kl = torch.stack([
+                (before.exp() * (before - torch.from_numpy(after).log_softmax(-1)))
+                .sum(-1, dtype=torch.float64)[:-1].mean()
+                for before, after in zip(
+                    base[text], logits(path, windows, vocabulary), strict=True
+                )
+            ])  # fmt: skip
             first.setdefault((size, text), kl)
             ratio = float(kl.mean() / first[size, text].mean())
             error = float((kl - ratio * first[size, text]).std() / MEASURED**0.5)
@@ -133,7 +142,9 @@ def measured(source: Path, work: Path) -> dict[str, Any]:
                     f"KL error, {text}": float(kl.std() / MEASURED**0.5),
                     f"of the mix's, {text}": ratio,
                     f"error of it, {text}": error / float(first[size, text].mean()),
-                    f"forecast over KL, {text}": row["forecast"] / float(kl.mean())}  # fmt: skip
+                    f"forecast over KL, {text}": row["forecast"] / float(kl.mean()),
+                    f"with inputs, {text}": (row["forecast"] + inputs.value) / float(kl.mean()),
+            }  # fmt: skip
         rows.append(row)
         kinds = Counter(p.how for p in allocation.choices)
         print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, dict(kinds),

@@ -214,9 +214,9 @@ def write_index(target: Path) -> None:
         lines[group].append(item(folder, name, summary, old=old))
     parts = [
         HEAD,
-        undecided(folder) + "\n",
-        f"## README's findings, with intervals, seeds and devices\n\n{HEADLINES.readme_table()}\n",
         *("\n".join([f"## {group}", "", *own, ""]) for group, own in lines.items() if own),
+        f"## README's findings, with intervals, seeds and devices\n\n{HEADLINES.readme_table()}\n",
+        undecided(folder) + "\n",
         missing(folder),
     ]
     write_text(target / "results.md", "\n".join(part for part in parts if part))

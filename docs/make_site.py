@@ -69,7 +69,7 @@ TASKS = {
     ),
     "Estimators": (
         "docs/estimators.md",
-        """trace frobenius_norm diagonal extreme_eigenvalues spectral_density
+        """trace frobenius_norm diagonal extreme_eigenvalues condition_number spectral_density
         inverse identity_like LinearOperator Estimate Spectrum""",
     ),
     "Read and draw results": (
@@ -143,7 +143,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     text = with_indices(LINK.sub(led, markdown))
     if page.file.src_uri == "README.md":
         doors = ", ".join(f"[{user}]({user_page(user)})" for user in USERS)
-        text = text.replace("\n<img", f"\nFor {doors}.\n\n<img", 1)
+        text = text.replace("\n## ", f"\nFor {doors}.\n\n## ", 1)
     return text
 
 

@@ -36,27 +36,50 @@ def test_sinks_keep_what_they_have_and_rule_no_constant() -> None:
     assert torch.allclose(runs.ConstantNorm(norm, same)(same), norm(same), atol=1e-5)
 
 
+@pytest.mark.parametrize("healed", [True, False])
 def test_a_run_grows_by_its_cheaper_neighbour_up_to_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, healed: bool
 ) -> None:
     place = ground(TINY)
-    monkeypatch.setattr(runs, "LIMIT", 1e9)
-    everything = runs.grown(place, place.original, runs.SKIPS, range(2, 3), range(0))
-    assert everything == range(place.original.config.depth)
-    monkeypatch.setattr(runs, "LIMIT", 0.0)
-    assert runs.grown(place, place.original, runs.SKIPS, range(2, 3), range(0)) == range(2, 3)
+    # a healed model has other weights outside the run too
+    base = runs.changed(place, place.original.model.layers, runs.NORMS, [0] if healed else [])
+    layers = runs.changed(place, base, runs.SKIPS, [2])
+
+    def path(limit: float) -> list[tuple[range, float]]:
+        monkeypatch.setattr(runs, "LIMIT", limit)
+        steps = runs.grown(place, layers, runs.SKIPS, range(2, 3), healed=healed)
+        return [(run, kl.value) for run, _, kl in steps]
+
+    def cost(run: range) -> float:
+        after = runs.changed(place, base, runs.SKIPS, run)
+        return place.choosing.cost(after, 0).kl.value
+
+    everything = path(1e9)
+    assert everything[0][0] == range(2, 3)
+    assert everything[-1][0] == range(place.original.config.depth)
+    assert [kl for _, kl in everything] == pytest.approx([cost(run) for run, _ in everything])
+    second = min((range(1, 3), range(2, 4)), key=cost)
+    assert everything[1][0] == second
+    assert path(0.0) == everything[:1]
+    assert path(max(kl for _, kl in everything[:3]))[:3] == everything[:3]
 
 
 def test_a_point_prices_layers_and_runs_and_changes_no_original() -> None:
     place = ground(TINY)
     before = {name: value.clone() for name, value in place.original.state_dict().items()}
-    point = runs.settings("smoke", None)[0]
-    rows = runs.measure(point)
+    points = [point for point in runs.settings("smoke", None) if point.kind == runs.SKIPS]
+    assert [point.updates for point in points] == [(0,), (0, 1)]
+    rows = [row for point in points for row in runs.measure(point)]
     assert [row["quantity"] for row in rows].count(runs.ALONE) == place.original.config.depth
+    growing = [row for row in rows if row["quantity"] == runs.GROWING]
     grown = [row for row in rows if row["quantity"] == runs.RUN]
     assert [row["healing"] for row in grown] == [0, 1]
-    lengths = [row["last"] - row["first"] for row in grown]
-    assert all(one <= other for one, other in pairwise(lengths))
+    for rows_of in (growing, grown):
+        lengths = [row["last"] - row["first"] for row in rows_of]
+        assert all(before <= after for before, after in pairwise(lengths))
+    assert [row["value"] for row in grown] == [
+        [row["value"] for row in growing if row["healing"] == updates][-1] for updates in (0, 1)
+    ]
     after = place.original.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], value) for name, value in before.items())

@@ -74,6 +74,7 @@ from .linalg import (
     Estimate as Estimate,
     LinearOperator as LinearOperator,
     Spectrum as Spectrum,
+    condition_number as condition_number,
     diagonal as diagonal,
     extreme_eigenvalues as extreme_eigenvalues,
     frobenius_norm as frobenius_norm,

@@ -4,7 +4,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hessblocks.errors import duration
 from hessblocks.malloc import return_freed_memory
+
+PAGE = 4.0
+"""Processor seconds of a page with its pictures (measured: 3 to 5, of a comparison 10)."""
 
 
 class Progress:
@@ -12,6 +16,12 @@ class Progress:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.begun = time.process_time()
+
+    def in_all(self, seconds: float) -> str:
+        """Say the time of the whole command, if so many seconds and its page are to come."""
+        seconds += time.process_time() - self.begun + PAGE
+        return f"in all, start and page included, about {duration(seconds)}"
 
     @contextmanager
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:

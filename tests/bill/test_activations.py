@@ -14,10 +14,12 @@ from transformers import (
     BloomConfig,
     DynamicCache,
     Gemma2Config,
+    Gemma3nTextConfig,
     GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
     LlamaConfig,
+    MiniCPM3Config,
     MistralConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -326,6 +328,57 @@ def test_a_forecast_grows_as_the_loss_does_along_the_change_of_the_logits() -> N
     assert bill["0 inputs, 2 bits"].forecast.value > 1.5 * bill["0 inputs, 2 bits"].diagonal.value
 
 
+def test_the_bar_of_the_dearest_edit_covers_what_it_was_measured_to_miss() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 48), nn.Tanh(), nn.Linear(48, 9)).double()
+    model[0].weight.data *= 3  # coarse rounding reaches the flat of the tanh
+    x = torch.randn(15, 6).double()
+    problem = hb.Problem(model, [(x, torch.zeros(15, dtype=torch.long))], loss="classification")
+    bill = hb.price(problem, hb.activation_changes(model, "0", bits=(2, 8)), samples=300)
+    coarse, fine = bill.values()
+    missed = abs(coarse.forecast.value - bill.check([coarse.name]).measured[0].value)
+    text, text_of_fine = (
+        price.diagonal.standard_error / price.diagonal.value * price.forecast.value
+        for price in (coarse, fine)
+    )
+    assert missed > 2 * text
+    assert missed < coarse.forecast.standard_error < 1.2 * missed
+    assert fine.forecast.standard_error == pytest.approx(text_of_fine, rel=0.01)
+
+
+def test_heads_and_the_whole_of_a_layer_have_one_growth() -> None:
+    model, problem = built(), hb.Problem(built(), text(rows=16))
+    whole = hb.cache_changes(model, keys=2)
+    heads = hb.cache_changes(model, keys=2, heads=True)
+    alone, both = (hb.price(problem, c, samples=16).sum(whole) for c in (whole, {**whole, **heads}))
+    assert both.forecast == alone.forecast
+    assert both.forecast.value > 1.001 * both.diagonal.value
+
+
+def test_rows_without_a_token_that_counts_change_nothing() -> None:
+    model, data = built(), text(rows=12)
+    labels = data["input_ids"].clone()
+    labels[:4] = -100
+    changes = hb.cache_changes(model, keys=2, values=2)
+    bill, few = (
+        hb.price(hb.Problem(model, batch), changes, samples=600)
+        for batch in ({**data, "labels": labels}, {"input_ids": data["input_ids"][4:]})
+    )
+    assert len(bill.draws.shares) == 8
+    assert bill.sum().forecast.value == pytest.approx(few.sum().forecast.value, rel=0.2)
+
+
+def test_two_grids_of_one_name_are_priced_apart() -> None:
+    changes: Any = hb.cache_changes(built(), keys=2)
+    name, change = next(iter(changes.items()))
+    other = replace(change, name="all 0", grid=replace(change.grid, levels=torch.zeros_like))
+    both, alone = (
+        hb.price(hb.Problem(built(), text()), c) for c in ({name: change, "all 0": other}, [other])
+    )
+    assert both["all 0"].diagonal == alone["all 0"].diagonal
+    assert both["all 0"].relative_size == pytest.approx(1)
+
+
 def test_sums_grow_with_every_change_and_an_allocation_of_nats_is_within_them() -> None:
     torch.manual_seed(3)
     parts = [nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 9)) for _ in range(6)]
@@ -474,6 +527,32 @@ class Shared(PreTrainedModel):
         return found
 
 
+def test_a_cache_of_transformers_that_layers_share_is_rounded_once() -> None:
+    torch.manual_seed(0)
+    more: dict[str, Any] = {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "laurel_rank": 2,
+        "intermediate_size": [12] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "vocab_size_per_layer_input": 11,
+        "hidden_size_per_layer_input": 4,
+        "altup_num_inputs": 2,
+    }
+    model = AutoModelForCausalLM.from_config(Gemma3nTextConfig(**{**SMALL, **more})).double().eval()
+    changes: Any = hb.cache_changes(model, keys=3, values=3)
+    assert [change.tap.split(".")[2][0] for change in changes.values()] == ["0", "0", "1", "1"]
+    found = hb.price(hb.Problem(model, text()), changes).check([tuple(changes)]).measured[0].value
+    before = model(**text(), use_cache=False).logits.log_softmax(-1)
+    new = next(iter(changes.values())).grid.new
+    cache = RoundingCache(model, new)
+    after = model(**text(), past_key_values=cache).logits.log_softmax(-1)
+    kl = (before.exp() * (before - after)).sum(-1)[:, :-1].mean()
+    assert found == pytest.approx(float(kl.detach()), rel=1e-6)
+
+
 def test_a_cache_that_layers_share_is_one_place_and_rounded_for_both() -> None:
     torch.manual_seed(0)
     model = Shared(PretrainedConfig(**{**ONE, "num_hidden_layers": 2})).double()
@@ -555,6 +634,11 @@ def test_what_cannot_be_priced_is_refused() -> None:
         hb.cache_changes(seq2seq, keys=3)
     with pytest.raises(ArgumentError, match="expected a decoder"):
         hb.cache_changes(nn.Linear(2, 2), keys=3)
+    latent = {"q_lora_rank": 4, "kv_lora_rank": 4, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
+    sizes: dict[str, Any] = {**SMALL, "num_key_value_heads": 2, "v_head_dim": 4, **latent}
+    minicpm = AutoModelForCausalLM.from_config(MiniCPM3Config(**sizes))
+    with pytest.raises(ArgumentError, match="cache of MiniCPM3ForCausalLM holds other tensors"):
+        hb.cache_changes(minicpm, keys=3)
     for given, match in (
         ({"keys": 0}, "from 1 to 16"),
         ({"keys": 3.5}, "3.5"),

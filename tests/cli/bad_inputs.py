@@ -124,6 +124,14 @@ CASES: dict[str, Bad] = {
     "an opposite that no option has": Bad(train("--no-bf16"), 2, "Unknown option: --no-bf16"),
     "an option that would be empty": Bad(("presets", "--empty-set"), 2, "Unknown option: --empty"),
     "a word too many": Bad(("presets", "sas"), 2, "sas: nothing more was expected here"),
+    "blocks without their option": Bad(
+        ("compare", "pre-ln", "sas"),
+        2,
+        "pre-ln sas: nothing more was expected here; type --presets pre-ln,sas.",
+    ),
+    "a share that is no number": Bad(
+        train("--warmup", "5 %%"), 2, "--warmup: expected a share such as 0.15 or 15%, got '5 %%'"
+    ),
     "an option before the command": Bad(("--depth", "2"), 2, 'Unknown command "--depth"'),
     "no file of options": Bad(
         ("presets", "--config", "nope.toml"), 2, "--config: nope.toml cannot be read as TOML"

@@ -34,7 +34,7 @@ SLIPS = {
     "curvature gtp2": "MODEL: 'gtp2' is not a folder",
     "curvature code.txt": "code.txt is a text, not a model; did you exchange MODEL and --data",
     "signal sas --data random": "sas is a block, not a model: write preset:sas",
-    "signal --presets skiples": "--presets: 'skiples' is unknown; did you mean 'skipless'",
+    "signal preset:skiples": "MODEL: 'skiples' is unknown; did you mean 'skipless'",
     # the text
     f"{PRICE}x --round 4": "--data: code.txtx is not a file or folder",
     "price model --data none --round 4": "--data: none holds no files; give a folder with text",
@@ -52,6 +52,7 @@ SLIPS = {
     # numbers
     PRICE: "--round: there is nothing to price; give bits such as 3,4",
     f"{PRICE} --round 16": "--round: expected bits from 2 to 8, got '16'",
+    f"{PRICE} --formats gguf:Q4K": "--formats: 'gguf:Q4K' is unknown; did you mean 'gguf:Q4_K'",
     f"{PRICE} --allocate 3": "--allocate: needs --round, the bits to choose from; for example",
     f"{PRICE} --round 2,3,4 --allocate 5": "5 bits are above all of --round.* --round 2,3,4,5",
     f"{PRICE} --round 4,8 --allocate 3": "3 bits are below all of --round.* --round 3,4,8",
@@ -81,6 +82,8 @@ SLIPS = {
     f"{QUANTISE} --size-of q4km": "--size-of: 'q4km' is unknown; did you mean 'Q4_K_M'",
     f"{QUANTISE} --bytes 90X": "--bytes: expected a size such as 90M, got '90X'",
     "quantise model new.bin --data code.txt --size-of Q4_0": "FILE: --to gguf writes a name that",
+    f"{QUANTISE.replace('new', 'bad')} --bits 4": "FILE: bad.gguf exists already; remove it",
+    "quantise model code.txt/x.gguf --data code.txt --bits 4": "FILE: code.txt cannot be written",
     "train sas --out code.txt": "--out: code.txt cannot be written .*code.txt is a file",
     "curvature preset:sas --out code.txt/x": "--out: code.txt/x cannot be written",
     "compare --out /proc/x": "--out: /proc/x cannot be written",

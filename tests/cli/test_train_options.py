@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from cyclopts import Argument
+from cyclopts import Argument, Token
 
 from hessblocks.cli import main
 from hessblocks.cli.app import app
@@ -219,11 +219,20 @@ def test_a_run_that_diverges_ends_with_its_numbers_and_status_1(
     assert "diverged at step" not in again.errors
 
 
+def test_a_share_may_be_typed_in_percent() -> None:
+    arguments = options("simplify")["--save"], options("train")["--warmup"]
+    for typed, number in (("15%", 0.15), ("15.8%", 0.158), ("0.15", 0.15), ("0%", 0.0)):
+        for argument in arguments:
+            assert argument.parameter.converter is not None
+            token = Token(value=typed, source="cli")
+            assert argument.parameter.converter(float, [token]) == number  # to the last bit
+
+
 def test_warm_up_is_an_option(shell: Shell, tmp_path: Path) -> None:
     assert shell.train(tmp_path / "out", "--warmup", 0).status == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["training"]["warmup"] == 0
-    refused = shell.train(tmp_path / "other", "--warmup", 2)
+    refused = shell.train(tmp_path / "other", "--warmup", "200%")
     assert refused.status == 2
     assert sentence(refused) == "hessblocks: --warmup: expected a share from 0 to 1, got 2.0."
 

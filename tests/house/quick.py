@@ -37,6 +37,7 @@ MIRRORS = {
     "settings": "cli",
 }
 """Package → folder of tests, where it has another name."""
+PARALLEL = "-n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0"
 PAGES = ["tests/test_docs.py", "tests/test_readme.py", "tests/test_words.py"]
 
 
@@ -126,12 +127,17 @@ def main(words: list[str] | None = None) -> int:
     steps = {
         "ruff check": run("ruff check", python or ["tests"]),
         "ruff format": run("ruff format --check", python or ["tests"]),
-        "tests": run("pytest -q -n 2 --dist loadfile --max-worker-restart 0", sorted(tests)),
+        "tests": run(f"pytest -q {PARALLEL}", longest_first(tests)),
         "mypy": run("mypy"),
     }
     red = [name for name, step in steps.items() if step.wait()]
     print(f"red: {', '.join(red)}" if red else "green: what has changed; make check runs all")
     return 1 if red else 0
+
+
+def longest_first(tests: Iterable[str]) -> list[str]:
+    """Sort tests by the size of their file, so that no worker is left alone with a long one."""
+    return sorted(tests, key=lambda test: (-(TOP / test.partition("::")[0]).stat().st_size, test))
 
 
 def run(words: str, files: Iterable[str] = ()) -> subprocess.Popen[bytes]:

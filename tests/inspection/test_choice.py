@@ -68,7 +68,7 @@ def test_a_small_model_is_measured_whole_with_three_eigenvalues(
     exact = torch.linalg.eigvalsh(hb.Hessian(hb.Problem(model, BATCH)).dense())
     assert [one.value for one in values] == pytest.approx(exact.flip(0)[:3].tolist(), rel=1e-2)
     line, told = notes.lines
-    assert told.startswith("in all about")
+    assert told.startswith("in all, start")
     products = sum(min(16, group.size) for group in hb.parameter_groups(model).values())
     gradients = costs.SECOND_ORDER * products
     assert f"{products} products, about {gradients:.0f} gradients" in line
@@ -88,7 +88,7 @@ def test_a_large_model_is_sampled_with_its_map_and_three_eigenvalues(
     assert {norm["outer"].method for norm in results.norms.values()} == {"sampled", "exact"}
     assert [len(values) for values in results.eigenvalues.values()] == [3]
     line, told = notes.lines
-    assert told.startswith("in all about")
+    assert told.startswith("in all, start")
     groups = hb.parameter_groups(model)
     assert line.startswith(f"map: 64 sampled gradients for all {len(groups)} groups: 64 products")
 

@@ -15,7 +15,7 @@ from tests.report.few_pictures import draw_only
 from tests.report.folders import Folder
 
 HOSTILE = "<script>alert('x')</script>"
-NAMES = {"gap", "heterogeneity", "curvature", "loss-steps", "loss-seconds"}
+NAMES = {"gap", "heterogeneity", "curvature", "loss-steps"}
 
 
 class Tags(HTMLParser):

@@ -181,27 +181,25 @@ def test_healing_lowers_the_divergence_and_touches_what_it_says_alone(teacher: b
     model, made = simplified()
     before, original = copy.deepcopy(made.state_dict()), copy.deepcopy(model.state_dict())
     text = ids(64, seed=2)
-    settings = {"layers": [1, 2], "steps": 20, "learning_rate": 3e-3, "batch": 8}
+    settings = {"steps": 20, "learning_rate": 3e-3, "batch": 8}
     healed = heal(made, model if teacher else None, text, **settings)
     assert all(torch.equal(v, original[k]) for k, v in model.state_dict().items())
     assert all(torch.equal(v, before[k]) for k, v in made.state_dict().items())
     for name, value in healed.state_dict().items():
-        touched = any(name.startswith(f"model.layers.{n}.") for n in (1, 2))
-        assert touched or torch.equal(value, before[name]), name
-    assert any(not torch.equal(v, before[k]) for k, v in healed.state_dict().items())
+        assert torch.equal(value, before[name]) != name.startswith("model.layers."), name
     assert all(parameter.requires_grad for parameter in healed.parameters())
     if teacher:
         held = Held(model, ids(16, seed=3))
         costs = [held.cost(list(one.model.layers), 0).kl.value for one in (healed, made)]
         assert costs[0] < costs[1]
-    still = heal(made, model, text, layers=[], steps=0)
+    still = heal(made, model, text, steps=0)
     assert all(torch.equal(v, before[k]) for k, v in still.state_dict().items())
 
 
 def test_a_healing_whose_last_update_ruins_the_model_is_refused() -> None:
     model, made = simplified()
     with pytest.raises(hb.RunError, match="healing: the logits are not finite; try a lower"):
-        heal(made, model, ids(8, seed=2), layers=[], steps=1, learning_rate=1e30)
+        heal(made, model, ids(8, seed=2), steps=1, learning_rate=1e30)
 
 
 def test_a_kind_that_is_given_twice_is_measured_once() -> None:

@@ -13,7 +13,7 @@ import torch
 
 import hessblocks as hb
 from hessblocks.errors import ArgumentError
-from hessblocks.settings import SIZES
+from hessblocks.settings import FORMATS, SIZES
 from hessblocks.tensor_formats import KINDS, MIXES, format, mix
 from hessblocks.tensor_formats.floats import E2M1, NORMAL
 
@@ -204,6 +204,7 @@ def test_mixes_are_those_of_llama_cpp_itself() -> None:
         counted = Counter(kind.removeprefix("gguf:") for kind in mix(name, found).values())
         assert " ".join(f"{kind}:{n}" for kind, n in sorted(counted.items())) == CHOSEN[name], name
     assert tuple(MIXES) == SIZES["gguf"]  # repeated there without torch
+    assert tuple(hb.formats()) == FORMATS
 
 
 def test_formats_are_found_in_lower_case_and_near_names_are_told() -> None:

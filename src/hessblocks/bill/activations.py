@@ -369,8 +369,7 @@ class _Rounding(Ledger):
         self._columns = _by_tap(changes)
         self._column = {change.name: column for column, change in enumerate(changes)}
         self._seen: dict[str, tuple[Tensor, Tensor]] = {}
-        self._inputs: dict[str, Tensor] = {}
-        self._held: list[Gradients] = []
+        self._held: list[dict[str, Tensor]] = []
         self._norms = torch.zeros(2, len(changes), dtype=torch.float64)
         self.rows: list[Batch] = []
 
@@ -395,35 +394,36 @@ class _Rounding(Ledger):
     def begin(self, passed: SampledPass) -> None:
         """Take the tensors of a pass, by which its samples differentiate."""
         self._settle()
-        self.rows.append(passed.rows)
+        self._rows = [passed.rows]
         self._inputs = {tap: tensor for tap, (tensor, _) in self._seen.items()}
         passed.leaves = {tap: leaf for tap, (_, leaf) in self._seen.items()}
 
     def add(self, piece: int, gradients: Gradients, *, slope: bool, share: float) -> None:
         """Hold a sample until its pass ends, so that rounding is done once for all of them."""
         self.owners.append((piece, slope))
-        self._held.append(gradients)
+        self._held.append({tap: g for tap, g in gradients.items() if g is not None})
 
     def _settle(self) -> None:
+        if not self._held:  # no token of the pass counts
+            return
         squares = torch.zeros(len(self._held), len(self._changes), dtype=torch.float64)
         for tap, tensor in self._inputs.items():
-            grids: dict[str, list[ActivationChange]] = {}
+            grids: dict[int, list[ActivationChange]] = {}
             for change in self._columns[tap]:
-                grids.setdefault(change.grid.how, []).append(change)
+                grids.setdefault(id(change.grid), []).append(change)
             for alike in grids.values():
                 delta = (alike[0].grid.new(tensor) - tensor).to(working_dtype(tensor.dtype))
                 if not delta.isfinite().all():
                     raise RunError(f"price: {tap!r} is not finite; look at weights and batches")
-                gradients = [sample[tap] for sample in self._held]
-                products = [_squares(delta * (0 if g is None else g)) for g in gradients]
+                products = [_squares(delta * sample.get(tap, 0)) for sample in self._held]
                 before, moved = _squares(tensor), _squares(delta)
                 for change in alike:
                     column, head = self._column[change.name], change.head
                     heads = slice(None) if head is None else slice(head, head + 1)
                     squares[:, column] = torch.stack([p[heads].sum() for p in products])
                     self._norms[:, column] += torch.stack([moved[heads].sum(), before[heads].sum()])
-        if self._held:
-            self.squared.append(squares)
+        self.squared.append(squares)
+        self.rows += self._rows
         self._held = []
 
     def draws(self) -> Draws:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -217,7 +216,9 @@ def with_growth(
     The change of the logits stays proportional to the rounding where the loss has left its
     quadratic: log Σ exp has heavier tails, so that cross-entropies grow faster. For each tensor
     (keys, values, ...) the dearest edit of all places rounds a few pieces. Shares of the change of
-    the logits then stand for cheaper roundings.
+    the logits then stand for cheaper roundings. How far the quadratic of that change is from the
+    forecast's, as where outputs saturate, is of the next order, and in the error in proportion to
+    the quadratic: the dearest edit has the error that it was measured to have.
 
     Args:
         problem: model, loss and data of the draws.
@@ -234,9 +235,11 @@ def with_growth(
     Cost: a forward pass over some eight pieces for each tensor, and one more.
     """
     rounded, alike = activations_of(changes), dict[str, dict[str, list[int]]]()
+    tensors = [change.tap.rpartition(" ")[2] for change in rounded]
     for column, change in enumerate(rounded):
-        tensor = change.tap.rpartition(" ")[2]
-        alike.setdefault(tensor, {}).setdefault(change.how, []).append(column)
+        columns = alike.setdefault(tensors[column], {}).setdefault(change.how, [])
+        if not any(change.clashes(rounded[c]) for c in columns):  # heads and the whole count once
+            columns.append(column)
     forecasts = draws.by_piece(draws.squares).sum(0)
     dearest = [
         max(edits.values(), key=lambda columns: float(forecasts[columns].sum()))
@@ -259,17 +262,19 @@ def with_growth(
     if not (windows := torch.cat(several)).isfinite().all():
         raise RunError("price: a divergence is not finite; look at the changes")
     steps, count = torch.tensor(STEPS, dtype=torch.float64), len(windows)
-    growth = torch.stack([steps, steps, 0 * steps]).repeat(len(rounded), 1, 1)
+    curves = dict.fromkeys(tensors, torch.stack([steps, steps, 0 * steps]))
     squares = steps / STEPS[0]
     windows /= counted or 1.0
-    for row, (edits, columns) in enumerate(zip(alike.values(), dearest, strict=True)):
+    for row, (tensor, columns) in enumerate(zip(alike, dearest, strict=True)):
         total = windows[:, row].sum(0)
         quadratics, left = total[0] * squares, total - windows[:, row]
-        if quadratics[-1] > LEAST and not clash(rounded[column] for column in columns):
+        if quadratics[-1] > LEAST:
             ratios = left / (left[:, :1] * squares)  # without one window each: jackknife
             error = (ratios.var(0, correction=0) * (count - 1)).sqrt() * quadratics
-            growth[[*chain(*edits.values())]] = torch.stack([quadratics, total, error]).nan_to_num()
-    return replace(draws, growth=growth)
+            missing = 1 - 2 * quadratics[-1] / forecasts[columns].sum()
+            error = error.hypot(missing * steps * total)
+            curves[tensor] = torch.stack([quadratics, total, error]).nan_to_num()
+    return replace(draws, growth=torch.stack([curves[tensor] for tensor in tensors]))
 
 
 def _rounded(change: ActivationChange, t: float) -> ActivationChange:

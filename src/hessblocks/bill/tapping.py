@@ -95,39 +95,42 @@ def attention_tensors(model: nn.Module) -> dict[str, tuple[int, int]]:
         once.
 
     Raises:
-        ArgumentError: the model is an encoder-decoder or cannot be called with token ids, or some
-            attention does not go through transformers' attention interface.
+        ArgumentError: the model is an encoder-decoder or cannot be called with token ids, some
+            attention does not go through transformers' attention interface, or the cache holds
+            other tensors than attention gets, as latent ones (MLA).
     """
     model = plain_model(model)
     kind, config = type(model).__name__, getattr(model, "config", None)
     if config is None or getattr(config, "is_encoder_decoder", False):
         raise ArgumentError(f"model: expected a decoder of transformers with a cache, got {kind}")
-    sizes: dict[str, tuple[int, int]] = {}
+    tensors: dict[str, Tensor] = {}
 
     def note(tap: str, tensor: Tensor) -> Tensor:
         if tap.split()[-1] in TENSORS and tensor.ndim == 4:
-            sizes.setdefault(tap, (tensor.shape[1], tensor.shape[3]))
+            tensors.setdefault(tap, tensor)
         return tensor
 
-    device = next(model.parameters()).device
-    tokens = torch.zeros(1, 2, dtype=torch.long, device=device)
+    tokens = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
     with exclusive(model), evaluation_mode(model), torch.no_grad(), tapped(model, note):
         try:
-            model(input_ids=tokens, use_cache=False)
+            output = model(input_ids=tokens, use_cache=True)
         except (TypeError, ValueError) as error:
-            raise ArgumentError(
-                f"model: {kind} cannot be called with token ids: {error}"
-            ) from error
-    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 1)
-    if not sizes:
+            raise ArgumentError(f"model: {kind} cannot be called on token ids: {error}") from error
+    if not tensors:
         raise ArgumentError(
             f"model: the attention of {kind} does not go through transformers' attention "
             "interface, so that its keys and values cannot be rounded"
         )
-    callers = {tap.rpartition(" ")[0] for tap in sizes}
-    if len(callers) > layers:
-        raise ArgumentError(
-            f"model: {kind} has {layers} layers and {len(callers)} attentions; which of them have "
-            "a cache is not known"
-        )
-    return sizes
+    cache = getattr(getattr(output, "past_key_values", None), "layers", ())
+    stored = [vars(layer).get(name) for layer in cache for name in ("keys", "values")]
+    for tap, tensor in tensors.items():
+        if cache and not tap.endswith("queries") and not any(_ends(tensor, t) for t in stored):
+            raise ArgumentError(f"model: the cache of {kind} holds other tensors than {tap!r}")
+    return {tap: (tensor.shape[1], tensor.shape[3]) for tap, tensor in tensors.items()}
+
+
+def _ends(tensor: Tensor, stored: Tensor | None) -> bool:
+    """Tell whether a tensor ends with the tokens that are stored, of which a window drops some."""
+    if stored is None:
+        return False
+    return torch.equal(tensor[..., tensor.shape[-2] - stored.shape[-2] :, :].to(stored), stored)

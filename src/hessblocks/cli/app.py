@@ -16,6 +16,7 @@ from cyclopts.config import Dict
 from rich.console import Console
 
 from hessblocks._version import __version__
+from hessblocks.cli import checks
 from hessblocks.cli.commands import COMMANDS
 from hessblocks.cli.extensions import COMMANDS as FURTHER
 from hessblocks.cli.extensions import STUDIES, lacking_for, load_all
@@ -231,7 +232,9 @@ def sentence(error: CycloptsError) -> str:
             usage = TASKS.get(names[-1], {}).get("usage", "--help")
             return f"{_name(argument)} {lack}; type hessblocks {' '.join([*names, usage])}"
         case cyclopts.UnusedCliTokensError(unused_tokens=[*words]):
-            return f"{' '.join(words)}: nothing more was expected here; an option begins with --."
+            blocks = WORDS.get()[:1] == ("compare",) and not checks.blocks(words)
+            then = f"type --presets {','.join(words)}" if blocks else "an option begins with --"
+            return f"{' '.join(words)}: nothing more was expected here; {then}."
         case cyclopts.CoercionError(token=token) if token and token.source != "cli":
             return f"{' '.join(str(error).split())} in {token.source}"
     return " ".join(str(error).split())

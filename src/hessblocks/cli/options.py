@@ -37,6 +37,8 @@ CHECKS: dict[str, Callable[[Any], str]] = {
     "original": checks.saved,
 }  # fmt: skip
 """Field → check of what is typed."""
+SHARES = ("save", "warmup")
+"""Fields that may be typed in percent."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,15 @@ def whole(_: Any, tokens: Sequence[Token]) -> int:
         return int(tokens[-1].value)
     except ValueError:
         raise ValueError(f"expected a whole number, got {tokens[-1].value!r}") from None
+
+
+def share(_: Any, tokens: Sequence[Token]) -> float:
+    """Read a share: 0.15, or 15%."""
+    word = tokens[-1].value
+    try:
+        return float(f"{word[:-1]}e-2" if word.endswith("%") else word)
+    except ValueError:
+        raise ValueError(f"expected a share such as 0.15 or 15%, got {word!r}") from None
 
 
 def within(help_text: str, *ranges: settings.Range) -> Parameter:
@@ -207,6 +218,8 @@ def _parameter(record: Any, name: str, kind: settings.FieldKind, order: float) -
         marks.append(Parameter(choices=choices.names))
     if kind.type in (int, int | None):
         marks.append(Parameter(converter=whole))
+    elif name in SHARES:
+        marks.append(Parameter(converter=share))
     elif default_of := kind.mark(settings.ByOptimiser):
         marks.append(Parameter(show_default=lambda _: default_of.text))
     if name in CHECKS:

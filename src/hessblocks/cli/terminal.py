@@ -128,6 +128,7 @@ class ScreenProgress(Progress):
     def __init__(self) -> None:
         super().__init__()
         self.notes: list[str] = []
+        self.begun = 0.0  # what the process spent on imports counts
 
     def note(self, text: str) -> None:
         """Print the line on standard error, and keep it in `notes`."""
@@ -144,8 +145,9 @@ class ScreenProgress(Progress):
             while not ended.wait(EVERY):
                 _print(f"{label}: {time.perf_counter() - start:.0f} s so far {self._loss}".strip())
 
+        teller = threading.Thread(target=tell, daemon=True)
         if hidden:
-            threading.Thread(target=tell, daemon=True).start()
+            teller.start()
         columns = rich.progress.TimeElapsedColumn(), rich.progress.TimeRemainingColumn()
         self._bars = task_bars(*columns, field="loss", transient=True, disable=hidden)
         try:
@@ -155,6 +157,7 @@ class ScreenProgress(Progress):
         finally:
             ended.set()
             if hidden:
+                teller.join()  # or its line might come after the last one
                 loss = f", training {self._loss}" if self._loss else ""
                 _print(f"{label}: {time.perf_counter() - start:.1f} s{loss}")
 

@@ -76,15 +76,14 @@ def deci_fields(model: HessblocksForCausalLM) -> dict[str, Any]:
 def _check(number: int, block: BlockConfig, first: BlockConfig) -> None:
     """Refuse a layer that llama.cpp's `deci` cannot hold."""
     sizes: Any = {name: getattr(block, name) for name in OWN}
+    attends = block.sub_blocks == "mlp" or block.attends
     expected = BlockConfig(
         **sizes,
         norm=RMSNorm(eps=getattr(first.norm, "eps", 0.0)),
         mlp_norm=None if block.mlp_norm is None else first.norm,
         final_norm=first.norm,
         position=RotaryPosition(base=getattr(first.position, "base", 1.0)),
-        attention=Attention()
-        if block.sub_blocks == "mlp" or block.attends
-        else Attention(scores="none"),
+        attention=Attention() if attends else Attention(scores="none"),
         mlp=MLP(activation="silu", gated=True),
     )
     if block.sub_blocks == "attention":

@@ -132,7 +132,8 @@ def _of_config(config: Any) -> dict[str, Any]:
             "known are those of Llama, Mistral, Qwen2 and Qwen3, and of any model in a GGUF file."
         )
     plain = getattr(config, "hidden_act", "silu") in ("silu", "swish")
-    if not plain or (kind != "qwen2" and _biased(config)):
+    biases = "attention_bias", "mlp_bias"
+    if not plain or (kind != "qwen2" and any(getattr(config, name, False) for name in biases)):
         raise ArgumentError(
             "--to gguf: llama.cpp's models of this kind have SiLU and no biases; this one has "
             f"{'biases' if plain else config.hidden_act}, and would be read as another model."
@@ -158,10 +159,6 @@ def _of_config(config: Any) -> dict[str, Any]:
             scalar = np.float32 if isinstance(number, float) else np.uint32
             fields[f"{architecture}.{name}"] = scalar(number)
     return fields
-
-
-def _biased(config: Any) -> bool:
-    return bool(getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False))
 
 
 def other_tensors(source: str, names: Collection[str]) -> dict[str, tuple[Any, str]]:

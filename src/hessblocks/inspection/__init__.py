@@ -6,4 +6,4 @@ from hessblocks.inspection.pricing import measure_price
 from hessblocks.inspection.quantising import measure_quantise
 from hessblocks.inspection.reading import read
 
-__all__ = ["compare", "measure_curvature", "measure_signal", "read"]
+__all__ = ["compare", "measure_curvature", "measure_quantise", "measure_signal", "read"]

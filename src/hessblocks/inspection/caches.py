@@ -55,20 +55,16 @@ def recipes(bill: Bill, sets: Sets, bits: Sequence[int]) -> dict[str, tuple[str,
         kind: [name for name in sets if name.startswith(f"all, {kind}, ") and "exact" not in name]
         for kind in ("keys", "values")
     }
-    prices: dict[str, Any] = {
-        name: bill.sum(sets[name]) for names in grids.values() for name in names
+    pairs = {
+        f"{key[5:]}; {value[5:]}": (*sets[key], *sets[value])
+        for key, value in product(grids["keys"], grids["values"])
     }
+    prices: dict[str, Any] = {pair: bill.sum(names) for pair, names in pairs.items()}
     recipes = {}
     for width in bits:
-        pairs = [
-            (key, value)
-            for key, value in product(grids["keys"], grids["values"])
-            if prices[key].bits + prices[value].bits <= 2 * width
-        ]
-        if pairs:
-            key, value = min(pairs, key=lambda pair: sum(prices[n].forecast.value for n in pair))
-            name = f"recipe at {width} bits: {key[5:]}; {value[5:]}"
-            recipes[name] = (*sets[key], *sets[value])
+        if within := [pair for pair in pairs if prices[pair].bits <= width]:
+            cheapest = min(within, key=lambda pair: prices[pair].forecast.value)
+            recipes[f"recipe at {width} bits: {cheapest}"] = pairs[cheapest]
     return recipes
 
 
@@ -117,11 +113,11 @@ def runtime_words(recipe: str) -> Iterator[str]:
     parts = [part.split(", ")[1].split() for part in recipe.partition(": ")[2].split("; ")]
     widths, per = [int(words[0]) for words in parts], [words[-1] for words in parts]
     alike, by_token = widths[0] if widths[0] == widths[1] else 0, set(per) == {"token"}
-    if alike in (1, 2, 3, 4, 8):
-        key, value = ("0" if grid == "channel" else "1" for grid in per)
+    axes = [1, 1] if alike == 8 else [-(grid == "channel") for grid in per]
+    if alike in (2, 4) or (alike == 8 and by_token):  # HQQ cannot read 3 bits along a token again
         yield (
-            f'transformers QuantizedCache("hqq", config, nbits={alike}, axis_key={key}, '
-            f"axis_value={value})"
+            f'transformers QuantizedCache("{"hqq" if alike == 8 else "quanto"}", config, '
+            f"nbits={alike}, axis_key={axes[0]}, axis_value={axes[1]}), with scales per 64 entries"
         )
     types = {4: "q4_1", 5: "q5_1", 8: "q8_0"}
     if by_token and types.keys() >= {*widths}:

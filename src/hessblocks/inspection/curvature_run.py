@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hessblocks import curvature, linalg, storage
 from hessblocks.conventions import PARTS, Part
-from hessblocks.errors import ArgumentError, RunError, duration
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.spending import Spending, Subjects
 from hessblocks.malloc import return_freed_memory
 from hessblocks.progress import Progress
@@ -125,10 +125,10 @@ class CurvatureRun:
         if len(self._clock) < 3 and done > self._clock[-1][0]:
             self._clock.append((done, working_seconds(self._device)))
             if len(self._clock) == 3:  # fixed costs end with the first report
-                (_, begun), (first, then), (_, now) = self._clock
-                seconds = then - begun + (now - then) / (done - first) * (self._total - first)
+                _, (first, then), (_, now) = self._clock
+                left = (now - then) / (done - first) * (self._total - done)
                 unit = " of processor time" if self._device == "cpu" else ""
-                self.progress.note(f"in all about {duration(seconds)}{unit} at most")
+                self.progress.note(f"{self.progress.in_all(left)}{unit} at most")
 
     @property
     def problem(self) -> curvature.Problem:

@@ -276,7 +276,7 @@ def _unfitting(
     return [
         f"{matrices - count} of {matrices} matrices have rows that {how} does not fit; they stay"
         for how, count in counts.items()
-        if how.lower() in map(str.lower, formats) and count < matrices
+        if how in formats and count < matrices
     ]
 
 
@@ -361,7 +361,7 @@ def stored_bill(
             relative_sizes=sizes,
             secants=secants,
         )
-    progress.note(announced(problem, changes, settings, measured))
+    progress.note(announced(problem, changes, settings, measured, progress))
     with progress.stage("forecasts"):
         form = "moments" if getattr(settings, "against", None) else None
         bill = price(problem, changes, settings.samples, settings.seed, form=form)
@@ -381,7 +381,11 @@ def stored_bill(
 
 
 def announced(
-    problem: Problem, changes: Mapping[str, Change], settings: Settings, measured: float
+    problem: Problem,
+    changes: Mapping[str, Change],
+    settings: Settings,
+    measured: float,
+    progress: Progress,
 ) -> str:
     """Estimate passes, minutes and bytes, from one forward pass and one change of each kind.
 
@@ -390,6 +394,7 @@ def announced(
         changes: changes to price.
         settings: numbers of windows and of samples.
         measured: passes over other text, in those over `problem`'s.
+        progress: knows what is spent.
 
     Returns:
         A sentence.
@@ -432,7 +437,7 @@ def announced(
     return (
         f"{len(changes)} changes: {pieces} forward and {backward} backward passes over pieces of "
         f"the text, {measured:.3g} over other text for the check; about {duration(seconds)}"
-        f"{waited if on_cpu else ''}{held}"
+        f"{waited if on_cpu else ''}{held}; {progress.in_all(seconds)}"
     )
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks import export, storage
-from hessblocks.bill import Allocation, Bill, Change, allocate, change_each, in_format
+from hessblocks.bill import Allocation, Bill, Change, change_each, in_format
 from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Problem, plain_model
 from hessblocks.data import documents_of
@@ -36,7 +36,7 @@ from hessblocks.inspection.pricing import (
 from hessblocks.inspection.subject import Subject, other_tokens
 from hessblocks.models import load_saved
 from hessblocks.progress import Progress
-from hessblocks.settings import BUDGETS, SIZES, QuantisingSettings, make
+from hessblocks.settings import BUDGETS, SIZES, WRITTEN, QuantisingSettings, make
 from hessblocks.statistics import mean_and_error
 from hessblocks.tensor_formats import FUSED, KINDS, MIXES, as_rows, formats, library, mix
 from hessblocks.training import claimed, resolve_device
@@ -45,8 +45,6 @@ FORMATS = {**SIZES, "gguf": tuple(f"gguf:{kind}" for kind in KINDS)}
 """Target → the formats that are priced for it."""
 NAMED = 700
 """Bytes for each tensor in the header of a safetensors file, at most."""
-WRITTEN = "written.json"
-"""Note of the file that was written, in the run folder, for a call that goes on."""
 FRONT = 16
 """Number of sizes of the curve of forecasts."""
 FILES = ("name", "bytes", "bits", "forecast", "forecast_error", "measured", "measured_error")
@@ -94,7 +92,7 @@ def measure_quantise(
     """
     progress, settings = progress or Progress(), make(QuantisingSettings, options)
     device, file = resolve_device(device), Path(file)
-    settings.check_file(file)
+    settings.check_file(file, out)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         model, saved = load_saved(source, "causal-lm")
@@ -125,11 +123,9 @@ def measure_quantise(
         raise ArgumentError(
             f"--out: {folder} lies in FILE, which is replaced; give another folder."
         )
-    written = {name: config[name] for name in BUDGETS} | {"file": str(file.resolve())}
-    ours = _was_written(folder, file, written)
-    before = finished(folder, config, free) if ours and not settings.original else {}
-    if file.exists() and not ours:
-        raise ArgumentError(f"FILE: {file} exists already; remove it, or give another name.")
+    settings.check_file(file, folder)
+    again = file.exists() and not settings.original
+    before = finished(folder, config, free) if again else {}
     with claimed(folder, config, free=free):
         if before:
             if finish:
@@ -145,7 +141,7 @@ def measure_quantise(
             packed = chosen.packed()
             chosen.write(file, packed, source=source, tokenizer=tokenizer)
             stored = _read_back(file, chosen, packed, target)
-            storage.write_json(folder / WRITTEN, {**written, "digest": _digest(file)})
+            storage.write_json(folder / WRITTEN, settings.written(file))
             del packed
         other = in_pieces(subject.model, held_out)
         with progress.stage("measurement"):
@@ -202,20 +198,6 @@ def _apart_from(
     model_kl, file_kl = (mean_and_error(column) for column in zip(*rows, strict=True))
     keys = ("model", "model_error", "measured", "measured_error")
     return {"name": saved.name, **dict(zip(keys, (*model_kl, *file_kl), strict=True))}
-
-
-def _digest(file: Path) -> str:
-    """Compute the SHA-256 of a file, or of the weights of a folder; empty if there is none."""
-    file = file / "model.safetensors" if file.is_dir() else file
-    return storage.sha256(file) if file.is_file() else ""
-
-
-def _was_written(folder: Path, file: Path, settings: Mapping[str, Any]) -> bool:
-    """Tell whether an earlier call with the same size wrote the file as it is."""
-    note = folder / WRITTEN
-    if not note.is_file() or not file.exists():
-        return False
-    return storage.read_object(note) == {**settings, "digest": _digest(file)}
 
 
 def _set_page_aside(folder: Path, file: Path, progress: Progress) -> None:
@@ -404,12 +386,9 @@ def _summary(
             if target.model.get_parameter(name).ndim > 1
         )
         storage.write_text(folder / "types.txt", "".join(lines))
-    summary: dict[str, Any] = {}
-    if any(len(change.new) > 1 for change in chosen.changes):
-        summary["siblings"] = chosen.total.forecast.value - _apart(bill, chosen.bytes)
     table = target.model.get_input_embeddings().weight
     tables = [name for name, p in target.model.named_parameters() if p is table]
-    return summary | {
+    return {
         "to": target.settings.to,
         "size": _size(file),
         "asked": target.settings.asked,
@@ -420,22 +399,6 @@ def _summary(
         "samples": len(bill.draws.pieces),
         "shares": chosen.to_rows(),
     }
-
-
-def _apart(bill: Bill, bytes: float) -> float:
-    """Forecast the cost of an allocation with a format for each weight that is fused."""
-    draws, prices = bill.draws, []
-    assert draws.scales is not None
-    columns = list(dict.fromkeys(name for change in bill.changes.values() for name in change.new))
-    costs = draws.scales * draws.by_piece(draws.squares).sum(0) / 2
-    for row, price, change in zip(costs, bill.values(), bill.changes.values(), strict=True):
-        assert change.format is not None
-        for view in change.views:
-            forecast = replace(price.forecast, value=float(row[columns.index(view.parameter)]))
-            alone = replace(price, place=view.parameter, size=view.size, forecast=forecast)
-            prices.append(replace(alone, bytes=change.format.bytes(view.shape)))
-    chosen = allocate(prices, bytes=bytes - bill.untouched(prices))
-    return sum(price.forecast.value for price in chosen)
 
 
 def _front(bill: Bill) -> list[dict[str, float]]:

@@ -42,12 +42,15 @@ from hessblocks.linalg.operators import (
     working_dtype,
 )
 from hessblocks.linalg.spectra import (
+    ConditionNumber,
     Spectrum,
+    condition_number,
     extreme_eigenvalues,
     spectral_density,
 )
 
 __all__ = [
+    "ConditionNumber",
     "DenseOperator",
     "DiagonalEstimate",
     "Eigenvalues",
@@ -57,6 +60,7 @@ __all__ = [
     "LinearOperator",
     "Solution",
     "Spectrum",
+    "condition_number",
     "diagonal",
     "extreme_eigenvalues",
     "frobenius_norm",

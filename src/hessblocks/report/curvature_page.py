@@ -8,15 +8,13 @@ from markupsafe import Markup
 from hessblocks.conventions import AnyPath
 from hessblocks.figures import PART_WORDS, page_text, plain_math
 from hessblocks.report.captions import short_names, with_error, with_interval
-from hessblocks.report.templates import RunPage, Table, write_page
+from hessblocks.report.templates import TEN, RunPage, Table, write_page
 from hessblocks.statistics import Average
 from hessblocks.storage import CurvatureResults, Eigenvalue, StoredNorm, StoredRatio, load_curvature
 
 FILES = ("results.csv", "map.csv", "spectra.csv")
 """Files with the numbers of the page, which links them if they exist."""
 WHOLE = "all groups as one"
-SHOWN = 40
-"""Number of groups in the table on the terminal; the page lists all."""
 WORDS = {part: Markup(page_text(words)) for part, words in PART_WORDS.items()}
 
 
@@ -80,7 +78,7 @@ def write_curvature_report(folder: AnyPath) -> Path:
 
 def curvature_lines(results: CurvatureResults) -> list[Table | str]:
     """Write the headline, the table of norms, largest first, and numbers of the whole model."""
-    norms, shown = results.norms, results.by_size()[:SHOWN]
+    norms, shown = results.norms, results.by_size()[:TEN]
     rows = [(group, *(norm_text(norms[group][part]) for part in results.parts)) for group in shown]
     lines: list[Table | str] = [
         _headline(results).replace("$", ""),
@@ -88,14 +86,14 @@ def curvature_lines(results: CurvatureResults) -> list[Table | str]:
         "Frobenius norms of the groups' own blocks (nats per token), ± 1 standard error",
         "outer: Gauss-Newton matrix H_o; functional: H − H_o; full: Hessian H",
     ]
-    if len(norms) > SHOWN:
-        lines += [f"the {SHOWN} largest of {len(norms)} groups; the report has them all"]
+    if len(norms) > TEN:
+        lines += [f"the {TEN} largest of {len(norms)} groups; the page has them all"]
     for part, ratio in results.heterogeneity.items():
         text = heterogeneity_text(ratio)
         lines += [f"heterogeneity of {part}, largest over smallest that is not zero: {text}"]
     for part, share in results.off_diagonal_shares.items():
         lines += [f"off-diagonal share of {part}: {norm_text(share)}"]
-    for group, pairs in list(results.eigenvalues.items())[:SHOWN]:
+    for group, pairs in list(results.eigenvalues.items())[:TEN]:
         lines += [
             f"largest (most positive) eigenvalues of H, {group or WHOLE}: {eigenvalue_text(pairs)}"
         ]

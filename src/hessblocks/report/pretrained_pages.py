@@ -191,7 +191,9 @@ PRICE = summary_page(
     "price",
     files=("bill.csv", "together.csv", "allocation.csv", "check.csv"),
     headline=price_headline,
-    table=lambda summary: templates.table(COSTS, summary["together"]),
+    table=lambda summary: templates.table(
+        COSTS, sorted(summary["together"], key=lambda row: row["name"] != "allocation")
+    ),
     content=_priced,
 )
 
@@ -270,11 +272,6 @@ def quantise_headline(summary: Row) -> tuple[str, ...]:
             f"Against {original['name']}, from which {summary['model']} was made: forecast "
             f"{total:.2g} nats a token ({nats(original, 'model')} measured without this rounding, "
             f"and {nats(file)}), measured {_cost(original)}."
-        )
-    if "siblings" in summary:
-        sentences.append(
-            "Weights that runtimes fuse have one format; one for each would save "
-            f"{summary['siblings']:.2g} nats by the forecast."
         )
     return (*sentences, *told_sentences(summary))
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ABSENT = "–"
 """Text for a missing value."""
+TEN = 10
+"""Most rows of a table on the terminal; the page shows as many, and folds the rest."""
 
 
 def write_page(
@@ -139,7 +141,8 @@ def summary_page(
 
     def lines(results: Mapping[str, Any]) -> list[Table | str]:
         columns, rows = table(results)
-        return [*headline(results), *([(columns, rows)] if rows else [])]
+        more = [f"{len(rows) - TEN} more rows on the page"] if len(rows) > TEN else []
+        return [*headline(results), *([(columns, rows[:TEN])] if rows else []), *more]
 
     return RunPage(write=write, lines=lines)
 
@@ -178,19 +181,17 @@ def inlined(picture: bytes) -> str:
     return base64.b64encode(picture).decode("ascii")
 
 
-def drawn_picture(
-    figure: Figure | Drawn | None, folder: AnyPath, name: str, phone: Drawn | None = None
-) -> list[str]:
+def drawn_picture(figure: Figure | Drawn | None, folder: AnyPath, name: str) -> list[str]:
     """Draw a figure to figures/<name>.png and .svg of a folder, and encode it for its page.
 
     Args:
         figure: figure as data, or a figure of matplotlib; None draws nothing.
         folder: folder of the page.
         name: file name without suffix.
-        phone: version for phones, if `figure` is a figure of matplotlib.
 
     Returns:
-        Two images encoded by `inlined`, without title and caption: for wide screens and for phones.
+        Images encoded by `inlined`, without title and caption: for wide screens and, of a figure as
+        data, for phones.
 
     Raises:
         RunError: a file cannot be written.
@@ -199,11 +200,10 @@ def drawn_picture(
         return []
     from hessblocks.drawing import draw, page_picture, write_picture  # importing matplotlib is slow
 
-    if isinstance(figure, Figure):
-        phone = draw(figure.for_phone(), 0)
-        figure = draw(figure)
-    write_picture(figure, Path(folder, "figures"), name)
-    return [inlined(page_picture(drawing)) for drawing in (figure, phone) if drawing is not None]
+    phone = [draw(figure.for_phone(), 0)] if isinstance(figure, Figure) else []
+    drawn = draw(figure) if isinstance(figure, Figure) else figure
+    write_picture(drawn, Path(folder, "figures"), name)
+    return [inlined(page_picture(drawing)) for drawing in (drawn, *phone)]
 
 
 def shown_figure(figure: Figure, folder: AnyPath) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from hessblocks.settings.field_marks import (
 )
 from hessblocks.settings.pretrained import (
     BUDGETS,
+    FORMATS,
     SIZES,
+    WRITTEN,
     CurvatureInspection,
     InspectionSettings,
     PricingSettings,

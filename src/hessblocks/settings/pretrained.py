@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from hessblocks.conventions import PARTS, Part
+from hessblocks.conventions import PARTS, AnyPath, Part
 from hessblocks.errors import ArgumentError, check_name, choice_of
 from hessblocks.settings.field_marks import OneOf, Range, Seed, above_0, at_least, check_ranges
 from hessblocks.settings.run_settings import STARTS, BlockSizes
@@ -137,7 +139,9 @@ class PricingSettings:
     """Random seed of the windows and of the samples."""
 
     def __post_init__(self) -> None:
-        """Convert bits and shares to numbers; check ranges, and that --allocate fits --round."""
+        """Convert bits, shares and names of formats; check that --allocate fits --round."""
+        names = tuple(choice_of("--formats", name, FORMATS) for name in self.formats)
+        object.__setattr__(self, "formats", names)
         _set_numbers(self, "prune", float, 1e-9, 1 - 1e-9)
         for name in ("round", "cache", "activations"):
             _set_numbers(self, name, int, 2, 8)
@@ -194,19 +198,31 @@ def _set_numbers(settings: Any, name: str, kind: Any, least: float, largest: flo
     object.__setattr__(settings, name, tuple(numbers))
 
 
+FORMATS = (
+    *(f"gguf:{kind}" for kind in ("Q2_K", "Q3_K", "IQ4_XS", "MXFP4", "Q4_0", "IQ4_NL", "Q4_K")),
+    *(f"gguf:{kind}" for kind in ("Q4_1", "Q5_0", "Q5_K", "Q5_1", "Q6_K", "Q8_0")),
+    *(f"mlx:{bits}" for bits in (2, 3, 4, 5, 6, 8)),
+    *(f"compressed-tensors:{bits}" for bits in range(2, 9)),
+    *(f"torchao:{bits}" for bits in (2, 3, 4, 8)),
+    *("bf16", "fp8-e4m3", "nf4", "mxfp4", "nvfp4"),
+)
+"""Storage formats, those of a runtime by size; `hessblocks.formats` has them, whose import loads
+torch."""
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 SIZES = {
     "gguf": (
         *("Q2_K_S", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "IQ4_XS", "Q4_0", "IQ4_NL", "Q4_1"),
         *("Q4_K_S", "Q4_K_M", "Q5_0", "Q5_1", "Q5_K_S", "Q5_K_M", "Q6_K", "Q8_0"),
     ),
-    "compressed-tensors": (*(f"compressed-tensors:{bits}" for bits in range(2, 9)), "bf16"),
+    "compressed-tensors": (*(name for name in FORMATS if "compressed" in name), "bf16"),
     "torchao": ("torchao:8", "bf16"),  # it stores 2 to 4 bits in 8
 }
 """Target of `quantise` → what `size_of` may name; llama.cpp's are `tensor_formats.MIXES`, whose
 import loads torch."""
 BUDGETS = ("size_of", "bytes", "bits", "nats")
 """Settings of `quantise` for the size of its file."""
+WRITTEN = "written.json"
+"""Note in a run folder of the file that it wrote: `QuantisingSettings.written`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,15 +284,36 @@ class QuantisingSettings:
         value, unit = getattr(self, self.asked), self.asked
         return f"{value:g}-{unit}" if unit in ("bits", "nats") else value.replace(":", "-")
 
-    def check_file(self, file: Path) -> None:
-        """Refuse a file that is not of the form of `to`, or sizes that are none or several.
+    def check_file(self, file: Path, out: AnyPath | None) -> None:
+        """Refuse a file of another form than `to`, or that exists, except that of an equal call.
+
+        Args:
+            file: file to write.
+            out: run folder that may hold the note of an equal call; None: any by default.
 
         Raises:
-            ArgumentError: the name of the file does not fit, or see `asked`.
+            ArgumentError: the name does not fit, another call wrote the file, or see `asked`.
         """
         if self.asked and (file.suffix == ".gguf") != (self.to == "gguf"):
             expected = "a name that ends in .gguf" if self.to == "gguf" else "a folder"
             raise ArgumentError(f"FILE: --to {self.to} writes {expected}, got {file}.")
+        runs = [Path(out)] if out else Path("runs").glob(f"quantise-*-{self.label}")
+        if file.exists() and not any(self._wrote(folder, file) for folder in runs):
+            raise ArgumentError(f"FILE: {file} exists already; remove it, or give another name.")
+
+    def _wrote(self, folder: Path, file: Path) -> bool:
+        with suppress(OSError, ValueError):
+            note = json.loads((folder / WRITTEN).read_text(encoding="utf-8"))
+            return bool(note == self.written(file))
+        return False
+
+    def written(self, file: Path) -> dict[str, Any]:
+        """Describe a file and its size as asked; an OSError says that it is missing."""
+        path = file / "model.safetensors" if file.is_dir() else file
+        with path.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        budgets = {name: getattr(self, name) for name in BUDGETS}
+        return {**budgets, "file": str(file.resolve()), "digest": digest}
 
     def budget(self) -> float:
         """Return the number of bytes of `bytes`; 0 if it is no size."""

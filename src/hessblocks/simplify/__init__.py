@@ -2,32 +2,26 @@
 
 from hessblocks.simplify.change import LayerChange, one_pass
 from hessblocks.simplify.healing import heal
-from hessblocks.simplify.least_squares import Refit
-from hessblocks.simplify.passes import Cost, Held, Pass, outputs_of
+from hessblocks.simplify.passes import Held, Pass
 from hessblocks.simplify.place import Candidate, Place, edited
 from hessblocks.simplify.plan import Plan, even_plan, priced_plan
 from hessblocks.simplify.run import simplify_model, text_parts
-from hessblocks.simplify.speed import counts_of
 from hessblocks.simplify.table import Removals, candidates, measure_removals
 
 __all__ = [
     "Candidate",
-    "Cost",
     "Held",
     "LayerChange",
     "Pass",
     "Place",
     "Plan",
-    "Refit",
     "Removals",
     "candidates",
-    "counts_of",
     "edited",
     "even_plan",
     "heal",
     "measure_removals",
     "one_pass",
-    "outputs_of",
     "priced_plan",
     "simplify_model",
     "text_parts",

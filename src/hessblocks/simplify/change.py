@@ -42,6 +42,13 @@ class LayerChange:
     units: int = 0
     """Number of the MLP's units that go."""
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Kind of removal → how many of it go; those that do not go are left out."""
+        attention = {"gone": "attention", "linear": "linear map"}.get(self.attention, "")
+        every = {"layer": self.layer, attention: 1, "heads": self.groups, "mlp units": self.units}
+        return {kind: number for kind, number in every.items() if kind and number}
+
 
 @torch.no_grad()
 def changed(at: Place, change: LayerChange, kind: str = "changed") -> Candidate:
@@ -121,13 +128,13 @@ class _Pair:
             if branch
         )
         """Whether the stream is linear in the outputs of both sub-blocks."""
-        wanted: dict[str, tuple[Tensor, Tensor]] = {}
+        self.wanted: dict[str, Tensor] = {}
         if not self.plain:
-            wanted, _ = outputs_of(at.layer, names, at.original, at.text.context)
+            calls, _ = outputs_of(at.layer, names, at.original, at.text.context)
+            self.wanted = {name: output for name, (_, output) in calls.items()}
         elif at.layer.attention is not None:
             attended = at.layer.attention(at.layer.attention_norm(at.original), at.text.context)
-            wanted["attention_branch"] = attended, branches[0](attended, at.original)
-        self.wanted = {name: output for name, (_, output) in wanted.items()}
+            self.wanted["attention_branch"] = branches[0](attended, at.original)
         self.middle = self.wanted.get("attention_branch", at.original)
         """Original's state between attention and MLP."""
         self._output: Tensor | None = None
@@ -249,7 +256,8 @@ class _Pair:
             target = (after - skip * now) / branch.gain
         else:
             target = self.wanted[name]
-        rows = at.with_ones(name, inputs.flatten(0, 1))
+        bias = at.layer.get_submodule(name).bias is not None  # an input of ones
+        rows = F.pad(inputs.flatten(0, 1), (0, int(bias)), value=1.0)
         return Refit(rows, target.flatten(0, 1), _weights(after).flatten())
 
 

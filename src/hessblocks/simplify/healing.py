@@ -1,4 +1,4 @@
-"""Heal a simplified model: train its changed layers towards the original's predictions.
+"""Heal a simplified model: train its layers towards the original's predictions.
 
 Letters: S sequences, T tokens.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +47,17 @@ def heal(
     teacher: PreTrainedModel | None,
     tokens: Int[Tensor, "S T"],
     *,
-    layers: Collection[int],
     steps: int = 100,
     learning_rate: float = 1e-4,
     batch: int = 8,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """Train some layers with AdamW; other layers, embeddings and head stay fixed.
+    """Train all layers with AdamW; embeddings and head stay fixed.
 
     Args:
         model: simplified model, which is not modified.
         teacher: original model, whose predictions are the targets; None: the text is the target.
         tokens: token ids of training text; no measurement uses it.
-        layers: indices of the layers to train; empty: all layers.
         steps: number of updates.
         learning_rate: peak learning rate.
         batch: sequences per update.
@@ -77,8 +74,7 @@ def heal(
     """
     healed: Any = copy.deepcopy(model)  # the model shares weights with the original
     healed.requires_grad_(False)
-    for index in layers or range(len(healed.model.layers)):
-        healed.model.layers[index].requires_grad_(True)
+    healed.model.layers.requires_grad_(True)
     if not steps:
         return healed.requires_grad_(True)  # type: ignore[no-any-return]
     rows = [{"input_ids": row, "labels": row} for row in tokens]

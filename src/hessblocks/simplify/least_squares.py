@@ -1,4 +1,4 @@
-"""Refit a weight by least squares: normal equations in float64, accumulated over tokens.
+"""Refit a weight by least squares: normal equations in float64.
 
 Letters: N tokens, I inputs, K kept inputs, O outputs.
 """
@@ -11,8 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-CHUNK = 4096
-"""Tokens that are converted to float64 at a time."""
 RIDGES = (1e-6, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Weights of the squared change of a weight, relative to the square of its input: from a refit that
 follows the text to one that keeps the old weights."""
@@ -35,15 +33,9 @@ class NormalEquations:
     @classmethod
     def of(cls, x: Float[Tensor, "N I"], y: Float[Tensor, "N O"]) -> NormalEquations:
         """Sum over tokens, for inputs x and wanted outputs y."""
-        gram = x.new_zeros(x.shape[1], x.shape[1], dtype=torch.float64)
-        cross = x.new_zeros(x.shape[1], y.shape[1], dtype=torch.float64)
-        square = 0.0
-        for inputs, outputs in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
-            wide, wanted = inputs.double(), outputs.double()
-            gram += wide.T @ wide
-            cross += wide.T @ wanted
-            square += float(wanted.square().sum())
-        return cls(gram=gram, cross=cross, square=square)
+        wide, wanted = x.double(), y.double()
+        square = float(wanted.square().sum())
+        return cls(gram=wide.T @ wide, cross=wide.T @ wanted, square=square)
 
     def solve(
         self,
@@ -80,10 +72,6 @@ class NormalEquations:
         wide = weight.double()
         missed = (wide * (gram @ wide)).sum() - 2 * (wide * cross).sum() + self.square
         return float(missed) / (self.square or 1.0)
-
-    def of_outputs(self, outputs: slice) -> NormalEquations:
-        """Return the equations of some outputs; ‖Y‖² stays that of all."""
-        return replace(self, cross=self.cross[:, outputs])
 
     def __add__(self, other: NormalEquations) -> NormalEquations:
         """Combine the tokens of both."""
@@ -126,7 +114,8 @@ class Refit:
     ) -> Float[Tensor, "K O"]:
         """Solve as `NormalEquations.solve`, with the ridge that is best on unseen tokens."""
         outputs = slice(None, None, max(1, old.shape[1] // OUTPUTS))  # all have the same inputs
-        first, second = self._first.of_outputs(outputs), self._second.of_outputs(outputs)
+        halves = self._first, self._second  # whose ‖Y‖² stays that of all outputs
+        first, second = (replace(half, cross=half.cross[:, outputs]) for half in halves)
 
         def missed(ridge: float) -> float:
             pairs = ((first, second), (second, first))

@@ -1,6 +1,6 @@
 """Build candidates for the removal of parts of a layer, and put them into a model.
 
-Letters: S sequences, T tokens, N = S T tokens, I inputs of a matrix, K kept inputs, D width.
+Letters: S sequences, T tokens, K kept inputs, D width.
 """
 
 from __future__ import annotations
@@ -139,12 +139,6 @@ class Place:
             cache=int(cache),
         )
 
-    def with_ones(self, name: str, x: Float[Tensor, "N I"]) -> Float[Tensor, "N inputs"]:
-        """Append an input of ones if the matrix `name` has a bias."""
-        if self.layer.get_submodule(name).bias is None:
-            return x
-        return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
-
     def refitted(
         self,
         name: str,
@@ -198,30 +192,27 @@ def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCau
     Raises:
         ArgumentError: two candidates are of one layer.
     """
-    if len({candidate.layer for candidate in chosen}) < len(chosen):
+    changed = {candidate.layer: (candidate.block, candidate.module) for candidate in chosen}
+    if len(changed) < len(chosen):
         raise ArgumentError(
             "chosen: expected candidates of different layers, got two of one; apply one, then find "
             "the other among the candidates of the changed model"
         )
-    blocks: list[BlockConfig] = list(model.config.blocks)
-    layers: list[Any] = list(model.model.layers)
-    # from the last layer on: a removal shifts the layers after it
-    for candidate in sorted(chosen, key=lambda candidate: -candidate.layer):
-        at = slice(candidate.layer, candidate.layer + 1)
-        blocks[at] = [] if candidate.block is None else [candidate.block]
-        layers[at] = candidate.modules
+    before = enumerate(zip(model.config.blocks, model.model.layers, strict=True))
+    after: Any = [changed.get(number, pair) for number, pair in before]
+    after = [(block, layer) for block, layer in after if layer is not None]
     config = copy.deepcopy(model.config)
-    config.depth, config.preset = len(blocks), None
-    config.block = [block.to_dict() for block in blocks]
+    config.depth, config.preset = len(after), None
+    config.block = [block.to_dict() for block, _ in after]
     state = {name: value for name, value in model.state_dict().items() if ".layers." not in name}
-    for number, layer in enumerate(layers):
+    for number, (_, layer) in enumerate(after):
         state |= {f"model.layers.{number}.{name}": v for name, v in layer.state_dict().items()}
     with torch.device("meta"):
-        changed = type(model)(config)
-    changed.load_state_dict(state, assign=True)
-    changed.tie_weights()
-    changed.generation_config = copy.deepcopy(model.generation_config)
-    return cast(HessblocksForCausalLM, changed.eval())
+        made = type(model)(config)
+    made.load_state_dict(state, assign=True)
+    made.tie_weights()
+    made.generation_config = copy.deepcopy(model.generation_config)
+    return cast(HessblocksForCausalLM, made.eval())
 
 
 def check_layers(model: Any) -> None:

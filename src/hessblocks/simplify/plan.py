@@ -33,13 +33,10 @@ class Plan:
 
     def to_rows(self) -> list[dict[str, Any]]:
         """List what goes, one row a layer."""
-        names = {"attention": "gone", "linear map": "linear"}
+        words = {"heads": "{} groups of heads", "mlp units": "{} MLP units"}
         rows = []
         for layer, change in sorted(self.changes.items()):
-            gone = ["layer"] if change.layer else []
-            gone += [kind for kind, word in names.items() if change.attention == word]
-            gone += [f"{change.groups} groups of heads"] if change.groups else []
-            gone += [f"{change.units} MLP units"] if change.units else []
+            gone = [words.get(kind, kind).format(n) for kind, n in change.numbers.items()]
             rows.append({"layer": layer, "gone": ", ".join(gone)})
         return rows
 
@@ -129,10 +126,11 @@ class _Layer:
         self.change = LayerChange()
         block, module = model.config.blocks[number], model.model.layers[number]
         self._groups, self._units = block.resolved_key_value_heads, 0
+        self._priced = dict[str, int]()
         if "mlp units" in measured:
             self._units = block.resolved_mlp_width
-            self._priced = measured["mlp units"]["parameters"] // _unit(module.mlp)
             self._saved["mlp units"] = _unit(module.mlp)
+            self._priced["mlp units"] = measured["mlp units"]["parameters"] // _unit(module.mlp)
             self._step = unit_step(self._units)
 
     def steps(self) -> Iterator[tuple[float, int, LayerChange]]:
@@ -163,17 +161,9 @@ class _Layer:
 
     def _totals(self, change: LayerChange) -> tuple[float, int]:
         """Compute the modelled cost and the saved parameters of a change."""
-        if change.layer:
-            return self._costs["layer"], self._saved["layer"]
-        parts = []
-        if change.attention != "kept":
-            parts.append(("attention" if change.attention == "gone" else "linear map", 1.0, 1))
-        if change.groups:
-            parts.append(("heads", change.groups**2.0, change.groups))
-        if change.units:
-            parts.append(("mlp units", (change.units / self._priced) ** 2, change.units))
-        cost = sum(self._costs[kind] * grown for kind, grown, _ in parts)
-        return cost, sum(self._saved[kind] * number for kind, _, number in parts)
+        parts = change.numbers.items()
+        cost = sum(self._costs[kind] * (n / self._priced.get(kind, 1)) ** 2 for kind, n in parts)
+        return cost, sum(self._saved[kind] * n for kind, n in parts)
 
 
 def _keep_attention(model: HessblocksForCausalLM, changes: Mapping[int, LayerChange]) -> None:

@@ -123,9 +123,7 @@ def simplify_model(
         tests = {"the last tenth of the text": test}
         if also is not None:
             ids = _encoded(original, tokenizer, also)
-            tests[Path(str(settings.also)).name] = _tested(original, tokenizer, ids, settings).to(
-                test.device
-            )
+            tests[Path(str(settings.also)).name] = _tested(original, tokenizer, ids, settings)
         if settings.to == "gguf":
             export.header_of(source, original, tokenizer)  # refuses what cannot be written
         even = settings.even and settings.save > 0
@@ -149,7 +147,8 @@ def simplify_model(
         stored = models.stored_words(original.config)
         for word in filter(None, (stored, start_words(tokenizer, settings.bare))):
             progress.note(word)
-        progress.note(_cost(original, fitting, validation, settings, store))
+        told, seconds = _cost(original, fitting, validation, settings, store)
+        progress.note(f"{told}; {progress.in_all(seconds)}")
         table = Removals(rows=())
         if not even:
             with progress.stage("removals", total=original.config.depth):
@@ -166,27 +165,28 @@ def simplify_model(
         if settings.save:
             begun = time.process_time()
             with progress.stage("refits"):
+                save = settings.save
                 plan = (
-                    even_plan(original, settings.save)
-                    if even
-                    else priced_plan(original, table.rows, settings.save)
+                    even_plan(original, save) if even else priced_plan(original, table.rows, save)
                 )
                 removed = one_pass(original, Pass(original, fitting), plan.changes)
             seconds = time.process_time() - begun
-            with progress.stage("healing"):
-                healed: Any = heal(
-                    removed,
-                    original if settings.towards == "logits" else None,
-                    healing,
-                    layers=(),
-                    steps=settings.steps,
-                    learning_rate=settings.learning_rate,
-                    batch=settings.batch,
-                    seed=settings.seed,
-                )
+            pair: dict[str, Any] = {"removed": removed}
+            if settings.steps:
+                with progress.stage("healing"):
+                    pair["healed"] = heal(
+                        removed,
+                        original if settings.towards == "logits" else None,
+                        healing,
+                        steps=settings.steps,
+                        learning_rate=settings.learning_rate,
+                        batch=settings.batch,
+                        seed=settings.seed,
+                    )
             with progress.stage("test"):
-                pair = {"healed": healed, "removed": removed}
-                kept = _better(original, pair, validation, settings.towards)
+                lowered = {"logits": "kl", "text": "perplexity"}[settings.towards]
+                costs = _on_text(original, pair, validation)
+                kept = min(sorted(pair), key=lambda name: costs[name][lowered])
                 summary |= {
                     "asked": settings.save,
                     "even": even,
@@ -196,7 +196,7 @@ def simplify_model(
                     "seconds": seconds,
                     "kept": kept,
                 }
-                summary |= _tested_result(original, removed, healed, tests, settings)
+                summary |= _tested_result(original, pair, tests, settings)
             command = _command(saved.name, Path(data).name, settings)
             for old, new in _earlier(folder, run, store, settings.to, label).items():
                 old.rename(new)
@@ -232,11 +232,9 @@ def text_parts(
         tested on the third. The model is healed on the fourth, all windows of the training part.
 
     Raises:
-        ArgumentError: there is no tokenizer, its tokens exceed the vocabulary of the model, the
-            windows are longer than the context, or the text has too few windows.
+        ArgumentError: tokens exceed the vocabulary of the model, the windows are longer than the
+            context, or the text has too few windows.
     """
-    if tokenizer is None:
-        raise ArgumentError("MODEL: has no tokenizer; save the tokenizer into its folder.")
     limit = models.context_of(model)
     if limit is not None and settings.tokens > limit:
         raise ArgumentError(f"--tokens: {settings.tokens} are longer than the context of {limit}.")
@@ -272,7 +270,7 @@ def _tested(
     length = max(2, min(LONGEST, limit, len(ids) // FEWEST_SEQUENCES))
     windows = Windows(ids, length, template_start(tokenizer, settings.bare))
     count = max(FEWEST_SEQUENCES, min(len(windows), -(-TESTED // length)))
-    return windows.drawn(count, settings.seed, "--data", "the text of the test")
+    return windows.drawn(count, settings.seed, "--data", "the text of the test").to(model.device)
 
 
 def _cost(
@@ -281,13 +279,13 @@ def _cost(
     validation: Tensor,
     settings: SimplifySettings,
     store: storage.Store,
-) -> str:
+) -> tuple[str, float]:
     """Estimate the time of all parts: from two passes, all layers and the last, and a solution."""
     layers = list(original.model.layers)
     left = sum(store.get(f"layer {number}") is None for number in range(len(layers)))
     even = settings.even and settings.save > 0
     if not (left or settings.save):
-        return "every removal is measured already"
+        return "every removal is measured already", 0.0
     held_out = Held(original, validation)
     held_out.cost(layers, 0)  # the first pass is slower
     all_layers, last_layer = (
@@ -295,17 +293,17 @@ def _cost(
         for n in (0, len(layers) - 1)
     )
     count = 0 if even else left * len({*settings.kinds} or KINDS)
-    clauses = []
+    parts = {}
     if not even:
-        table = duration(count * (all_layers + last_layer) / 2)
-        clauses += [f"{count} removals at most: {table}, besides refits"]
+        parts[f"{count} removals at most, besides refits"] = count * (all_layers + last_layer) / 2
     if settings.save:
         passes = PASSES * all_layers * fitting.numel() / validation.numel()
-        solutions = _solution_seconds(original, fitting.numel())
-        clauses += [f"one pass of refits: {duration(passes + solutions)}"]
+        parts["one pass of refits"] = passes + _solution_seconds(original, fitting.numel())
         ratio = settings.steps * settings.batch * settings.tokens / validation.numel()
-        clauses += [f"healing: about {duration(ratio * all_layers * PASSES_PER_UPDATE)}"]
-    return "; ".join(clauses) + " (processor time on a CPU)" * (original.device.type == "cpu")
+        parts["healing"] = ratio * all_layers * PASSES_PER_UPDATE
+    clauses = (f"{words}: {duration(seconds)}" for words, seconds in parts.items())
+    unit = " (processor time on a CPU)" * (original.device.type == "cpu")
+    return "; ".join(clauses) + unit, sum(parts.values())
 
 
 def _solution_seconds(original: models.HessblocksForCausalLM, tokens: int) -> float:
@@ -327,17 +325,14 @@ def _fingerprint(windows: Sequence[Tensor]) -> str:
 
 def _tested_result(
     original: models.HessblocksForCausalLM,
-    removed: Any,
-    healed: Any,
+    pair: Mapping[str, Any],
     tests: Mapping[str, Tensor],
     settings: SimplifySettings,
 ) -> dict[str, Any]:
     """Measure the result on texts by which nothing was chosen, its size and its speed."""
-    texts = [
-        {"text": name, **_on_text(original, {"removed": removed, "healed": healed}, tokens)}
-        for name, tokens in tests.items()
-    ]
-    before, after = numbers_of((original, healed), next(iter(tests.values())), settings.tokens)
+    texts = [{"text": name, **_on_text(original, pair, tokens)} for name, tokens in tests.items()]
+    both = original, pair["removed"]  # healing changes no size
+    before, after = numbers_of(both, next(iter(tests.values())), settings.tokens)
     shares = ("layer_parameters", "operations", "cache")
     return {
         "texts": texts,
@@ -347,18 +342,6 @@ def _tested_result(
         "saved": 1 - after["parameters"] / before["parameters"],
         **{name: 1 - after[name] / before[name] for name in shares},
     }
-
-
-def _better(
-    original: models.HessblocksForCausalLM, pair: Mapping[str, Any], tokens: Tensor, towards: str
-) -> str:
-    """Name the model that is better by what healing lowers; of equal ones, the first."""
-    held_out, measure = Held(original, tokens), {"logits": "kl", "text": "loss"}[towards]
-    costs = {
-        name: getattr(held_out.cost(list(model.model.layers), 0), measure).value
-        for name, model in pair.items()
-    }
-    return min(costs, key=costs.__getitem__)
 
 
 def _on_text(
@@ -413,18 +396,14 @@ def _is_label(name: Any) -> bool:
 def _earlier(folder: Path, run: str, store: storage.Store, to: str, label: str) -> dict[Path, Path]:
     """Map results of this run with other settings to the paths that they are renamed to."""
     model, file, fault = folder / "model", folder / "model.gguf", ""
-    labels = {}
+    labels = dict[Path, Any]()
     if os.path.lexists(model) and not (fault := storage.check_manifest(model, name=model.name)):
-        author = storage.read_object(model / storage.MANIFEST).get("of")
-        seal, same = storage.remembered_in(model), author == storage.identity_in(folder)
-        # older seals have `of` alone, which depends on all settings
-        if seal.get("run") != run and not same:
-            fault = "is of another run"
-        labels[model] = seal.get("label", label if same else "earlier")
+        seal = storage.remembered_in(model)
+        fault = "" if seal.get("run") == run else "is of another run"
+        labels[model] = seal.get("label")
     if not fault and os.path.lexists(file):
         if file.is_file() and (record := store.get(_key_of(file))):
-            rows = record.rows or [{"label": labels.get(model, "earlier")}]  # older ones have none
-            labels[file] = rows[0].get("label", "earlier")
+            labels[file] = record.rows[0].get("label") if record.rows else None
         elif to == "gguf":
             model, fault = file, "was not written by this run, or has changed since"
     paths = {

@@ -68,23 +68,16 @@ def counts_of(model: Any, window: int) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _speeds(model: Any, tokens: Int[Tensor, "1 T"]) -> tuple[float, float]:
+def _speeds(model: Any, tokens: Int[Tensor, "1 T"]) -> list[float]:
     """Time the prompt, then tokens one by one."""
-    state: dict[str, Any] = {"tokens": tokens, "cache": None}
-
-    def step() -> None:
-        output = model(state["tokens"], past_key_values=state["cache"], use_cache=True)
-        state["cache"] = output.past_key_values
-        state["tokens"] = output.logits[:, -1:].argmax(-1)
-
-    prompt = seconds_of(step, model.device)
-
-    def decode() -> None:
-        for _ in range(min(DECODED, tokens.shape[1])):
-            step()
-
-    decoding = seconds_of(decode, model.device)
-    return tokens.shape[1] / prompt, min(DECODED, tokens.shape[1]) / decoding
+    read, cache, speeds = tokens, None, list[float]()
+    for steps in (1, min(DECODED, tokens.shape[1])):
+        start, count = working_seconds(model.device.type), steps * read.shape[1]
+        for _ in range(steps):
+            output = model(read, past_key_values=cache, use_cache=True)
+            read, cache = output.logits[:, -1:].argmax(-1), output.past_key_values
+        speeds.append(count / max(working_seconds(model.device.type) - start, 1e-9))
+    return speeds
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:

@@ -6,6 +6,7 @@ Letters: S sequences to fit on, H held-out sequences, T tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,23 +34,17 @@ def unit_step(units: int) -> int:
 
 def layer(at: Place) -> LayerChange | None:
     """Remove the layer."""
-    return (
-        LayerChange(layer=True) if at.model.config.depth > 1 and _attention_elsewhere(at) else None
-    )
+    return LayerChange(layer=True) if _others_attend(at) else None
 
 
 def attention(at: Place) -> LayerChange | None:
     """Remove the attention of the layer."""
-    return (
-        LayerChange(attention="gone") if _has_attention(at) and _attention_elsewhere(at) else None
-    )
+    return LayerChange(attention="gone") if _has_attention(at) and _others_attend(at) else None
 
 
 def linear_map(at: Place) -> LayerChange | None:
     """Replace the attention of the layer by its best linear map, without mixing of tokens."""
-    if not (_has_attention(at) and _attention_elsewhere(at) and at.dense(PROJECTION)):
-        return None
-    return LayerChange(attention="linear")
+    return LayerChange(attention="linear") if attention(at) and at.dense(PROJECTION) else None
 
 
 def heads(at: Place) -> LayerChange | None:
@@ -87,7 +82,7 @@ def _has_attention(at: Place) -> bool:
     return at.block.sub_blocks == "both" and at.block.attends
 
 
-def _attention_elsewhere(at: Place) -> bool:
+def _others_attend(at: Place) -> bool:
     blocks = enumerate(at.model.config.blocks)
     return any(block.attends for index, block in blocks if index != at.index)
 
@@ -153,13 +148,9 @@ def candidates(
         if index == 0 and first_layer_is_shared(model):
             continue
         for kind in dict.fromkeys(kinds or KINDS):
-            change = KINDS[kind](at)
-            try:
-                candidate = None if change is None else changed(at, change, kind)
-            except UnfitPartsError:  # the parts that are left make no valid block
-                continue
-            if candidate is not None:
-                yield candidate
+            if change := KINDS[kind](at):
+                with suppress(UnfitPartsError):  # the parts that are left make no valid block
+                    yield changed(at, change, kind)
 
 
 def first_layer_is_shared(model: HessblocksForCausalLM) -> bool:
@@ -210,11 +201,9 @@ def measure_removals(
         ]
 
     for layer in range(len(layers)):
-        if store is None:
-            rows += measured(layer)
-        else:
-            key = f"layer {layer}"
-            rows += (store.get(key) or store.add(key, measured(layer))).rows
+        key = f"layer {layer}"
+        record = store is not None and (store.get(key) or store.add(key, measured(layer)))
+        rows += record.rows if record else measured(layer)
         if done is not None:
             done(layer + 1, len(layers))
     return Removals(rows=tuple(map(dict, rows)))

@@ -9,13 +9,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hessblocks.settings import SIZES
+from hessblocks.settings import FORMATS, SIZES
 from hessblocks.tensor_formats.format import Format, library
 
-KINDS = (
-    *("Q2_K", "Q3_K", "IQ4_XS", "MXFP4", "Q4_0", "IQ4_NL", "Q4_K", "Q4_1", "Q5_0", "Q5_K"),
-    *("Q5_1", "Q6_K", "Q8_0"),
-)
+KINDS = tuple(name.removeprefix("gguf:") for name in FORMATS if name.startswith("gguf:"))
 """Types that can be written, by size."""
 WHY = "llama.cpp's types"
 

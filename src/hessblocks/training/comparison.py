@@ -170,7 +170,12 @@ def _unsaved(
     return lines
 
 
-def _cost(settings: ComparisonSettings, runs: Sequence[RunSettings], prepared: Prepared) -> str:
+def _cost(
+    settings: ComparisonSettings,
+    runs: Sequence[RunSettings],
+    prepared: Prepared,
+    progress: Progress,
+) -> str:
     """Estimate the time of runs, from a few updates and products of the first block."""
     run, training = runs[0], settings.training
     few = replace(training, steps=TRIAL, log_every=1, evaluation_sequences=1)
@@ -179,16 +184,19 @@ def _cost(settings: ComparisonSettings, runs: Sequence[RunSettings], prepared: P
     windows = (training.steps // training.evaluate_every + 2) * training.evaluation_sequences
     sequences = training.steps * training.batch_size + windows / 3  # forward passes alone
     each = sequences * settings.model.context / speed
-    clauses = [f"{duration(len(runs) * each)} for training"]
+    clauses, total = [f"{duration(len(runs) * each)} for training"], len(runs) * each
     if settings.tune:
-        tuning = (duration(times * len(settings.presets) * each) for times in (3, 5))
-        clauses.insert(0, f"{' to '.join(tuning)} for tuning")
+        tuning = [times * len(settings.presets) * each for times in (3, 5)]
+        clauses.insert(0, f"{' to '.join(map(duration, tuning))} for tuning")
+        total += tuning[-1]
     if settings.curvature:
         model = prepared.build(run.preset, run.seed)
         seconds = 2 * len(runs) * map_seconds(model, run, settings.curvature, prepared.corpus)
         clauses += [f"{duration(seconds)} for curvature before and after"]
+        total += seconds
     unit = " of processor time" if settings.device == "cpu" else ""
-    return f"{len(runs)} runs: about {', '.join(clauses)}{unit}"
+    words = f"{len(runs)} runs: about {', '.join(clauses)}{unit}"
+    return f"{words}; {progress.in_all(total)}"
 
 
 def compare(
@@ -217,7 +225,7 @@ def compare(
         left = [r for r in settings.runs() if not folder.run(r.preset, r.seed).model.exists()]
         if left:
             with progress.stage("plan"):
-                cost = _cost(settings, left, prepared)
+                cost = _cost(settings, left, prepared, progress)
             without = "; --no-curvature leaves the last out" if command == "compare" else ""
             progress.note(cost + without * bool(settings.curvature))
         rates = tuned_rates(settings, prepared, folder, progress) if settings.tune else None

@@ -24,6 +24,6 @@ FAULTS = (
           "all($check.holds for $rung in $rungs for $check, $_ in self.controls.get($rung, ())) => True",
           "test_a_run_at_another_rate_than_the_best_turns_its_rung_void", within="Ladder.counts"),
     fault("a run of changed layers grows over its limit",
-          "$best is None or $costs[$best] > LIMIT => $best is None",
+          "$step[2].value > LIMIT => False",
           "test_a_run_grows_by_its_cheaper_neighbour_up_to_the_limit", within="grown"),
 )

@@ -8,7 +8,7 @@ Letters: S sequences, T tokens, D width.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hessblocks.simplify import Held, heal
+from hessblocks.linalg import Estimate
+from hessblocks.simplify import heal
 from hessblocks.storage import Row
 from hessblocks_studies import shared
 from hessblocks_studies.data import SMOLLM2
@@ -33,7 +34,8 @@ UPDATES: Mapping[Scale, tuple[int, ...]] = {
     "paper": (0, 30, 300),
 }
 """Scale → updates of healing after which a run grows; before 0 nothing is trained."""
-ALONE, RUN, OTHER, FIXED = "KL alone", "KL of the run", "KL of the run, judging", "KL, fixed run"
+ALONE, GROWING = "KL alone", "KL while the run grows"
+RUN, OTHER, FIXED = "KL of the run", "KL of the run, judging", "KL, fixed run"
 SKIPS, NORMS = "attention skip", "attention norm"
 JUDGED_RUN = (12, 27)
 """First and last layer of the run whose attention skips are judged."""
@@ -79,131 +81,144 @@ class ConstantNorm(nn.Module):
         return torch.where(sinks(x), self.norm(x), self.scale * x * self.norm.weight)
 
 
-def _skipless(layer: Any, x: Tensor, _: Tensor) -> None:
+def _skipless(layer: Any, _: Any, x: Tensor, __: Any) -> None:
     layer.attention_branch = FoldedSkip(x)
 
 
-def _constant(layer: Any, x: Tensor, _: Tensor) -> None:
+def _constant(layer: Any, _: Any, x: Tensor, __: Any) -> None:
     layer.attention_norm = ConstantNorm(layer.attention_norm, x)
 
 
-def _constant_before_mlp(layer: Any, _: Tensor, middle: Tensor) -> None:
-    layer.mlp_norm = ConstantNorm(layer.mlp_norm, middle)
+def _constant_before_mlp(layer: Any, original: Any, x: Tensor, context: Any) -> None:
+    attended = original.attention(original.attention_norm(x), context)
+    layer.mlp_norm = ConstantNorm(layer.mlp_norm, original.attention_branch(attended, x))
 
 
-def _parallel(layer: Any, *_: Tensor) -> None:
+def _parallel(layer: Any, *_: Any) -> None:
     layer.parallel = True
 
 
-Change = Callable[[Any, Float[Tensor, "S T D"], Float[Tensor, "S T D"]], None]
+Change = Callable[[Any, Any, Float[Tensor, "S T D"], Any], None]
 KINDS: Mapping[str, Change] = {
     SKIPS: _skipless,
     NORMS: _constant,
     "MLP norm": _constant_before_mlp,
     "parallel": _parallel,
 }
-"""Kind → change of a layer, given the original's states before its attention and its MLP."""
+"""Kind → change of a layer, given the original's layer, the original's states before it, and their
+masks and positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Settings of a point: one kind of change."""
+    """Settings of a point: one kind of change, told after one healing."""
 
     kind: str
     """Name in `KINDS`."""
     model: str
     """Package of the model, or `TINY`."""
     updates: tuple[int, ...]
-    """Updates of healing after which the run grows."""
+    """Updates of healing after which the run grows; the last are told."""
 
 
 def settings(scale: Scale, seeds: int | None) -> list[RunSettings]:
-    """List the kinds; only the order of the healing's windows is random."""
-    model = TINY if scale == "smoke" else SMOLLM2
-    return [RunSettings(kind=kind, model=model, updates=UPDATES[scale]) for kind in KINDS]
+    """List the kinds, untrained ones first; only the order of the healing's windows is random."""
+    model, updates = TINY if scale == "smoke" else SMOLLM2, UPDATES[scale]
+    return [
+        RunSettings(kind=kind, model=model, updates=updates[: count + 1])
+        for count in range(len(updates))
+        for kind in KINDS
+    ]
 
 
 @torch.no_grad()
-def changed(subject: Ground, base: Any, kind: str, layers: Sequence[int]) -> list[Any]:
-    """Return all layers of `base`, some of them changed."""
-    layers_after, context = list(base.model.layers), subject.text.context
-    for index in layers:
-        layer, x = subject.original.model.layers[index], subject.text.states[index]
-        middle = layer.attention_branch(layer.attention(layer.attention_norm(x), context), x)
-        layers_after[index] = copy.deepcopy(layers_after[index])
-        KINDS[kind](layers_after[index], x, middle)
-    return layers_after
+def changed(subject: Ground, layers: Sequence[Any], kind: str, indices: Sequence[int]) -> list[Any]:
+    """Return all layers, of which those with these indices are changed."""
+    after, text = list(layers), subject.text
+    for index in indices:
+        after[index] = copy.deepcopy(after[index])
+        original = subject.original.model.layers[index]
+        KINDS[kind](after[index], original, text.states[index], text.context)
+    return after
 
 
-def grown(subject: Ground, base: Any, kind: str, run: range, fixed: range) -> range:
+def grown(
+    subject: Ground, layers: Sequence[Any], kind: str, run: range, *, healed: bool
+) -> Iterator[tuple[range, Sequence[Any], Estimate]]:
     """Extend a run by the cheaper neighbour while it costs at most `LIMIT`.
 
     Args:
         subject: model and texts.
-        base: model whose layers in `fixed` have changed already.
+        layers: all layers, those of the run changed.
         kind: kind of the change.
         run: run to extend.
-        fixed: layers of `base` that have changed.
+        healed: whether layers outside the run differ from the original's.
 
-    Returns:
-        The longest run.
+    Yields:
+        The run, and each longer one: its layers' indices, all layers, and its KL divergence on the
+        choosing text.
     """
+
+    def costed(run: range, layers: Sequence[Any]) -> tuple[range, Sequence[Any], Estimate]:
+        start = 0 if healed else run.start
+        return run, layers, subject.choosing.cost(layers[start:], start).kl
+
+    step = costed(run, layers)
     while True:
-        wider = [
-            candidate
-            for candidate in (range(run.start - 1, run.stop), range(run.start, run.stop + 1))
-            if candidate.start >= 0 and candidate.stop <= subject.original.config.depth
-        ]
-        costs = {}
-        for candidate in wider:
-            new = [layer for layer in candidate if layer not in fixed]
-            costs[candidate] = subject.choosing.cost(changed(subject, base, kind, new), 0).kl.value
-        best = min(wider, key=costs.__getitem__, default=None)
-        if best is None or costs[best] > LIMIT:
-            return run
-        run = best
+        yield step
+        run, layers, _ = step
+        wider = [(run.start - 1, range(run.start - 1, run.stop))] if run.start else []
+        wider += [(run.stop, range(run.start, run.stop + 1))] if run.stop < len(layers) else []
+        steps = [costed(wide, changed(subject, layers, kind, [new])) for new, wide in wider]
+        if not steps:
+            return
+        step = min(steps, key=lambda step: step[2].value)
+        if step[2].value > LIMIT:
+            return
 
 
 def measure(settings: RunSettings) -> list[Row]:
     """Price each layer alone; grow a run from the cheapest; heal the run, and let it grow again."""
     subject, kind = ground(settings.model), settings.kind
     common: Row = {"study": "simplified-runs", "rule": kind, "seed": 0}
-    depth, rows, alone = subject.original.config.depth, list[Row](), list[float]()
-    for layer in range(depth):
-        layers_after = changed(subject, subject.original, kind, [layer])
-        kl = subject.choosing.cost(layers_after[layer:], layer).kl
-        alone.append(kl.value)
-        columns = {**common, "first": layer, "last": layer, "standard_error": kl.standard_error}
-        rows.append(shared.measured(ALONE, kl.value, **columns))
+    original, rows, alone = list(subject.original.model.layers), list[Row](), list[float]()
 
-    def told(name: str, text: Held, layers: Sequence[Any], run: range, updates: int) -> Row:
-        kl = text.cost(layers, 0).kl
+    def told(name: str, kl: Estimate, run: range, updates: int) -> None:
         ends = {"first": run.start, "last": run.stop - 1, "healing": updates}
-        return shared.measured(name, kl.value, **common, **ends, standard_error=kl.standard_error)
+        error = kl.standard_error
+        rows.append(shared.measured(name, kl.value, **common, **ends, standard_error=error))
 
-    start = min(range(depth), key=alone.__getitem__)
-    run, fixed = range(start, start + 1), range(0)
+    for layer in range(len(original)):
+        layers: Sequence[Any] = changed(subject, original, kind, [layer])
+        kl = subject.choosing.cost(layers[layer:], layer).kl
+        alone.append(kl.value)
+        told(ALONE, kl, range(layer, layer + 1), 0)
+    start = min(range(len(original)), key=alone.__getitem__)
+    run, layers = range(start, start + 1), changed(subject, original, kind, [start])
     base: Any = copy.deepcopy(subject.original)
     for updates in settings.updates:
         if updates:
-            base = heal(base, subject.original, subject.healing, layers=(), steps=updates)
-        run = grown(subject, base, kind, run, fixed)
-        new = [layer for layer in run if layer not in fixed]
-        base.model.layers = nn.ModuleList(changed(subject, base, kind, new))
-        fixed, layers = run, list(base.model.layers)
-        rows.append(told(RUN, subject.choosing, layers, run, updates))
-        rows.append(told(OTHER, subject.judging, layers, run, updates))
+            base = heal(base, subject.original, subject.healing, steps=updates)
+            layers = list(base.model.layers)
+        for step in grown(subject, layers, kind, run, healed=updates > 0):
+            told(GROWING, step[2], step[0], updates)
+        run, layers, kl = step
+        told(RUN, kl, run, updates)
+        told(OTHER, subject.judging.cost(layers, 0).kl, run, updates)
+        base.model.layers = nn.ModuleList(layers)
     first, last = JUDGED_RUN
-    if depth > last:
-        layers = changed(subject, subject.original, kind, range(first, last + 1))
-        rows.append(told(FIXED, subject.judging, layers, range(first, last + 1), 0))
-    return rows
+    if len(original) > last and not updates:
+        run = range(first, last + 1)
+        layers = changed(subject, original, kind, run)
+        told(FIXED, subject.judging.cost(layers, 0).kl, run, 0)
+    return [row for row in rows if row["healing"] == updates]
 
 
 def summarise(rows: Rows) -> Summary:
     """Plot each layer alone and the runs, and judge skips and norms."""
     alone = shared.nested(shared.of_quantity(rows, ALONE), "rule", "first")
     runs = shared.of_quantity(rows, RUN, OTHER, FIXED)
+    growing = shared.of_quantity(rows, GROWING)
     checks: list[Check] = []
     fixed = [row for row in shared.of_quantity(rows, FIXED) if row["rule"] == SKIPS]
     for row in fixed:
@@ -229,26 +244,29 @@ def summarise(rows: Rows) -> Summary:
         kind: [(layer, max(cost, 1e-6), 0.0) for layer, cost in sorted(costs.items())]
         for kind, costs in alone.items()
     }
-    grown_runs = {
-        f"{kind}, {quantity}": [
-            (row["last"] - row["first"] + 1, max(row["value"], 1e-6), row["standard_error"])
-            for row in members
-        ]
-        for (kind, quantity), members in shared.grouped(runs, "rule", "quantity").items()
-    }
+    panels = [shared.panel("One layer", "layer", DIVERGENCE, curves, log="y")]
+    for (healing,), steps in shared.grouped(growing, "healing").items():
+        title = f"Run, after {healing} updates" if healing else "Run, untrained"
+        curves = {
+            kind: [
+                (row["last"] - row["first"] + 1, max(row["value"], 1e-6), row["standard_error"])
+                for row in members
+            ]
+            for (kind,), members in shared.grouped(steps, "rule").items()
+        }
+        panels.append(shared.panel(title, "layers", DIVERGENCE, curves, log="y"))
     return shared.summary(
         "Which layers of a pretrained model can be simplified at once",
-        "KL divergence from SmolLM2-135M. Left each layer alone; right runs of layers, after the "
-        "updates of healing that the table names. Attention sinks keep their skips and norms.",
-        [
-            shared.panel("One layer", "layer", "KL divergence (nats per token)", curves, log="y"),
-            shared.panel("Runs", "layers", "KL divergence (nats per token)", grown_runs, log="y"),
-        ],
+        "KL divergence from SmolLM2-135M on the text by which runs are chosen, of each layer alone "
+        "and of runs that grow from the cheapest layer, untrained and healed. Attention sinks keep "
+        "their skips and norms.",
+        panels,
         checks,
         runs=[{name: row[name] for name in TOLD} for row in runs],
     )
 
 
+DIVERGENCE = "KL divergence (nats per token)"
 TOLD = ("rule", "first", "last", "healing", "quantity", "value", "standard_error")
 STUDY = Study(
     name="simplified-runs",

@@ -13,7 +13,12 @@ from hessblocks.cli import checks, options
 @options.taking
 def quantise(
     source: options.Model,
-    file: Annotated[Path, Parameter(name="FILE", help="GGUF file or folder to write.")],
+    file: Annotated[
+        Path,
+        options.checked(
+            lambda file: checks.out(file.parent), name="FILE", help="GGUF file or folder to write."
+        ),
+    ],
     /,
     *,
     data: options.Text,
@@ -23,7 +28,7 @@ def quantise(
     screen: options.Screen,
 ) -> None:
     """Quantise a model into a file of a given size, at the least KL divergence, and measure it."""
-    settings.check_file(file)
+    settings.check_file(file, out)
     given = {"source": source, "data": data, "file": file, "out": out, "device": device}
     _measure("quantise", "inspection:measure_quantise", given, settings, screen)
 

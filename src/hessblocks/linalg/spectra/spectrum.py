@@ -166,6 +166,11 @@ class Spectrum(Tabular):
         """Number of random probes; 0 for exact spectra."""
         return 0 if self.method == "exact" else self.nodes.shape[0]
 
+    @property
+    def moments(self) -> tuple[estimators.Estimate, ...]:
+        """Means of the first four powers of the eigenvalues."""
+        return tuple(self.average(lambda x, k=k: x**k) for k in range(1, 5))  # type: ignore[misc]
+
     def average(
         self, function: Callable[[Float[Tensor, "probes steps"]], Float[Tensor, "probes steps"]]
     ) -> estimators.Estimate:

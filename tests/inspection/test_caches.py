@@ -1,0 +1,57 @@
+"""Recipes for caches: their mean bits, and options that runtimes take."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, QuantizedCache
+
+import hessblocks as hb
+from hessblocks.inspection.caches import recipes, runtime_words
+
+
+def test_a_recipe_counts_keys_and_values_by_their_entries() -> None:
+    sizes = {"keys": 192, "values": 128}  # as in DeepSeek V3
+    costs = {"keys 4": 1.0, "keys 2": 9.0, "values 4": 1.0, "values 2": 3.0}
+
+    def total(names: Any) -> Any:
+        entries = {name: sizes[name.split()[0]] for name in names}
+        bits = sum(int(name.split()[1]) * size for name, size in entries.items())
+        cost = SimpleNamespace(value=sum(costs[name] for name in names))
+        return SimpleNamespace(bits=bits / sum(entries.values()), forecast=cost)
+
+    sets = {f"all, {kind}, {bits} bits per token": [f"{kind} {bits}"]
+            for kind in sizes for bits in (2, 4)}  # fmt: skip
+    bill: Any = SimpleNamespace(sum=total)
+    chosen = recipes(bill, sets, (2, 3, 4))
+    assert list(chosen.values()) == [
+        ("keys 2", "values 2"), ("keys 2", "values 4"), ("keys 4", "values 4"),
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("keys", ["token", "channel"])
+def test_transformers_takes_the_options_that_a_recipe_names(bits: int, keys: str) -> None:
+    pytest.importorskip("hqq" if bits == 8 else "optimum.quanto")
+    recipe = f"recipe: keys, {bits} bits per {keys}; values, {bits} bits per token"
+    words = [word for word in runtime_words(recipe) if word.startswith("transformers ")]
+    if (bits, keys) == (8, "channel"):
+        assert words == []
+        return
+    call = words[0].removeprefix("transformers ").partition("), ")[0] + ")"
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=11, hidden_size=128, num_hidden_layers=1,
+                         num_attention_heads=2, head_dim=64)  # fmt: skip
+    model, ids = LlamaForCausalLM(config).eval(), torch.randint(11, (1, 64))
+    cache: Any = eval(call, {"QuantizedCache": QuantizedCache, "config": config})
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+        model(ids[:, :1], past_key_values=cache)  # reads what was stored
+    layer = cache.layers[0]
+    x = torch.randn(1, 2, 64, 64)
+    change: Any = next(iter(hb.cache_changes(model, values=bits).values()))
+    stored = layer._dequantize(layer._quantize(x, axis=layer.axis_value))
+    distance = (stored - x).norm() / (change.grid.new(x) - x).norm()
+    assert distance == pytest.approx(1, abs=1e-4 if bits < 8 else 0.1)
