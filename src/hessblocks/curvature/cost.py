@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from hessblocks.conventions import Part
@@ -128,10 +129,7 @@ def decide(
         gradients=products * (SAMPLE if sampling else work.gradients_a_product),
         bytes=sampling.bytes if sampling else _bytes_of_probes(work),
     )
-    if tell:
-        tell(cost)
-    else:
-        LOG.info("%s", cost)
+    (tell or partial(LOG.info, "%s"))(cost)
     return cost, sampling
 
 

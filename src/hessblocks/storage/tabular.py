@@ -199,7 +199,7 @@ def read_result(path: Path, kinds: Mapping[str, type[Tabular]]) -> Tabular:
         )
     try:
         if path.suffix == ".json":
-            written, tensors = read_object(path), {}
+            written, tensors = read_object(path), dict[str, Tensor]()
         else:
             tensors, metadata = opened(path)
             written = parse_json(metadata[KIND])
