@@ -24,7 +24,7 @@ from benchmarks._timing import clocked
 from benchmarks.blocks import Sizes, built
 from hessblocks.curvature import column_squares, combine_columns
 from hessblocks.curvature.groups import merge
-from hessblocks.training import peak_bytes
+from hessblocks_studies.masked import peak_bytes
 from hessblocks_studies.shared import TimedModel, in_turns
 
 CLIP = 1.0

@@ -70,7 +70,9 @@ def files() -> Figure:
         xlim=(84, 108),
         ylim=(0, None),
     )
-    ax.set_title("At the same bytes 0.46 and 0.63 of the mixes' KL", loc="left", fontweight="bold")
+    shares = [row["of the mix's, documentation"] for row in rows if row["by"] == "hessblocks"]
+    title = f"At the same bytes {' and '.join(f'{share:.2f}' for share in shares)} of the mixes' KL"
+    ax.set_title(title, loc="left", fontweight="bold")
     return figure
 
 

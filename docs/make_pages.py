@@ -23,8 +23,7 @@ from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import HessblocksError, RunError
 from hessblocks.figures import Figure, Panel, Series
 from hessblocks.storage import read_object, write_text
-from hessblocks_studies.engine.stored_figure import read_figure
-from hessblocks_studies.gallery import VERDICTS, with_lines
+from hessblocks_studies.gallery import VERDICTS, read_figure, with_lines
 
 DOCS = Path(__file__).parent
 BASE = "pre-ln, zero queries"

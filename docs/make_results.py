@@ -25,10 +25,10 @@ from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.storage import read_object, write_json, write_text
 from hessblocks_studies import find, names
 from hessblocks_studies.catalogue import FINISHED, REPLACED
-from hessblocks_studies.engine.stored_figure import read_figure
 from hessblocks_studies.gallery import (
     StudySection,
     load_section,
+    read_figure,
     small_picture,
     study_folders,
     study_pictures,

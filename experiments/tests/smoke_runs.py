@@ -10,8 +10,8 @@ import pytest
 
 from hessblocks.drawing import draw, write_picture
 from hessblocks.figures.figure import Figure
-from hessblocks_studies.engine.stored_figure import read_figure
 from hessblocks_studies.engine.study import Scale, Study
+from hessblocks_studies.gallery import read_figure
 from hessblocks_studies.runner import StudyResult, run_study
 
 

@@ -14,9 +14,10 @@ from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import ArgumentError
 from hessblocks.storage import canonical
 from hessblocks_studies.catalogue import find, names
+from hessblocks_studies.engine import figure_fields
 from hessblocks_studies.engine.point import plain
-from hessblocks_studies.engine.stored_figure import figure_fields, read_figure
 from hessblocks_studies.engine.study import SCALES
+from hessblocks_studies.gallery import read_figure
 from hessblocks_studies.gallery.page import write_gallery
 from hessblocks_studies.runner import run_studies, run_study
 

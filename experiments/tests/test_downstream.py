@@ -21,8 +21,9 @@ from hessblocks_studies.blocks_paper import tuning_recipe as recipe
 from hessblocks_studies.blocks_paper.finetuning import ACCURACY, FRESH, PUBLISHED_SCORES, VALIDATION
 from hessblocks_studies.catalogue import find
 from hessblocks_studies.data import docstrings
-from hessblocks_studies.engine.stored_figure import figure_fields, read_figure
+from hessblocks_studies.engine import figure_fields
 from hessblocks_studies.engine.study import SCALES, Check, Scale
+from hessblocks_studies.gallery import read_figure
 from hessblocks_studies.runner import run_study
 from hessblocks_studies.shared.step_times import STEP_TIME, speeds
 from hessblocks_studies.shared.trained_points import BIGRAMS, LOSS

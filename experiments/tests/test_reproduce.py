@@ -220,7 +220,9 @@ def test_a_store_of_a_newer_version_is_refused_untouched(
     points.write_bytes(content)
     assert main(["reproduce", *MLP, "--out", str(out)]) == 1
     said = complaint(capsys)
-    assert "written by a newer hessblocks (store version 4, this one reads 2 to 3)" in said
+    assert (
+        "written by another version of hessblocks (store version 4, this one reads 2 to 3)" in said
+    )
     assert "upgrade hessblocks or choose another --out" in said
     assert points.read_bytes() == content
 

@@ -161,8 +161,8 @@ def test_a_damaged_line_is_kept_aside_and_its_point_redone(tmp_path: Path, damag
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        (4, r"a newer hessblocks .*version 4, .* 2 to 3\); upgrade hessblocks or choose another"),
-        (1, r"an older hessblocks .*version 1, .* 2 to 3\); choose another --out"),
+        (4, r"another version .*version 4, .* 2 to 3\); use that version, or choose another --out"),
+        (1, r"another version .*version 1, .* 2 to 3\); use that version, or choose another --out"),
     ],
 )
 def test_a_store_of_another_version_is_refused_and_untouched(

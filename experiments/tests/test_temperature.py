@@ -13,8 +13,9 @@ from hessblocks import drawing
 from hessblocks.drawing import write_picture
 from hessblocks.signal import propagate
 from hessblocks.storage import Row
-from hessblocks_studies.engine.stored_figure import figure_fields, read_figure
+from hessblocks_studies.engine import figure_fields
 from hessblocks_studies.engine.study import Check
+from hessblocks_studies.gallery import read_figure
 from hessblocks_studies.growth.growth_points import Size
 from hessblocks_studies.our_questions import temperature
 from hessblocks_studies.our_questions.temperature import STUDY, TemperatureSettings, layer

@@ -23,9 +23,8 @@ from hessblocks.training.trainer import RunTrainer, ShuffledPasses, spread
 from hessblocks_studies.blocks_paper import ablations, mirrored_starts, speed
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.data import texts
-from hessblocks_studies.engine import POINTS
+from hessblocks_studies.engine import POINTS, figure_fields
 from hessblocks_studies.engine.captured_steps import capture_steps
-from hessblocks_studies.engine.stored_figure import figure_fields
 from hessblocks_studies.runner import run_study
 from hessblocks_studies.shared import trained_points as trained
 from hessblocks_studies.shared.differences import UNDECIDED, difference

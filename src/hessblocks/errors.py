@@ -124,19 +124,6 @@ def check_whole(least: int | None = None, /, **values: object) -> None:
             raise ArgumentError(f"{name}: expected a whole number{words}, got {value!r}")
 
 
-def check_memory_limit(limit: object) -> None:
-    """Refuse a memory limit that is not a whole number of bytes above 0.
-
-    Raises:
-        ArgumentError: the limit is not such a number.
-    """
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ArgumentError(
-            f"memory_limit: expected bytes, a whole number above 0, got {limit!r}; 2 GB is "
-            "2_000_000_000"
-        )
-
-
 def out_of_memory(error: BaseException) -> bool:
     """Tell whether an error is a failed allocation; some errors of torch show it by their text."""
     words = ("can't allocate memory", "not enough memory", "out of memory")

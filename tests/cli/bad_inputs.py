@@ -266,7 +266,7 @@ CASES: dict[str, Bad] = {
     # comparisons
     "presets empty": Bad(compare("--presets", ""), 2, "--presets: expected names with commas"),
     "presets twice": Bad(
-        compare("--presets", "sas,sas"), 2, "--presets: expected one or more, each once"
+        compare("--presets", "sas,sas"), 2, "--presets: sas was given twice; give each once"
     ),
     "presets with a space": Bad(
         compare(
@@ -429,7 +429,7 @@ CASES: dict[str, Bad] = {
     "unknown preset to measure": Bad(curvature("preset:foo"), 2, "MODEL: 'foo' is unknown"),
     "preset without a name": Bad(curvature("preset:"), 2, "MODEL: '' is unknown"),
     "model without a name": Bad(curvature(""), 2, "MODEL: "),
-    "signal of nothing": Bad(("signal", "--out", "out"), 2, "MODEL: expected"),
+    "signal of nothing": Bad(("signal", "--out", "out"), 2, "MODEL is missing; type hessblocks"),
     "signal of NaN": Bad(
         ("signal", "m", *LOOK, "--out", "out"), 1, "not finite|NaN|nan", lambda p: nan(p / "m")
     ),
@@ -437,8 +437,7 @@ CASES: dict[str, Bad] = {
         (
             "signal",
             "preset:sas",
-            "--presets",
-            "pre-ln",
+            "preset:pre-ln",
             *SIZES[:8],
             *LOOK[:2],
             "--tokens",
@@ -463,7 +462,7 @@ CASES: dict[str, Bad] = {
     "report of a file": Bad(
         ("report", "afile"),
         2,
-        "DIR: afile has no config.json",
+        "DIR: afile is a file; give the folder that holds it",
         lambda p: (p / "afile").write_text("text"),
     ),
     "report of an empty folder": Bad(

@@ -16,7 +16,7 @@ from tests.training.helpers import files, in_process_of_its_own, numbers
     [
         (["--presets", "sass"], "--presets: 'sass' is unknown; did you mean 'sas'"),
         (["--presets", ","], "--presets: expected names with commas; known: pre-ln"),
-        (["--presets", "sas,sas"], "--presets: expected one or more, each once"),
+        (["--presets", "sas,sas"], "--presets: sas was given twice; give each once"),
         (["--heads", "3"], "--heads: 3 heads do not divide the width 16; use 2 or 4 heads"),
         (["--depth", "0"], "--depth: expected a whole number"),
         (["--depth", "2.5"], "--depth: expected a whole number, got '2.5'"),

@@ -76,9 +76,9 @@ def test_json_is_one_object_with_what_was_measured(shell: Shell, compared: Path)
     assert values["command"] == "compare"
     for preset in ("pre-ln", "sas-p"):
         measured = values["presets"][preset]
-        assert {"parameters", "tokens_per_second", "initial_loss", "final_loss", "peak_memory"} <= (
-            set(measured)
-        )
+        known = {name for name, value in measured.items() if value is not None}
+        assert {"parameters", "tokens_per_second", "initial_loss", "final_loss"} <= known
+        assert "peak_memory" not in known  # that of CUDA
         for moment in ("before", "after"):
             norm = measured["curvature"][moment]["layers.0.mlp.in"]["full"]
             assert norm["value"] > norm["standard_error"] > 0
@@ -202,10 +202,10 @@ def test_help_ends_well(shell: Shell, words: list[str]) -> None:
 def test_every_command_has_the_common_options(shell: Shell, command: str) -> None:
     """Where nothing is drawn and the device is not the user's choice, they are left out."""
     text = shell(command, "--help").output
-    assert all(name in text for name in ("--out", "--json", "--traceback"))
+    assert all(name in text for name in ("--json", "--traceback"))
     assert "Without effect" not in text
-    if command != "presets":
-        assert all(name in text for name in ("--seed", "--device"))
+    if command != "presets":  # which writes nothing
+        assert all(name in text for name in ("--out", "--seed", "--device"))
 
 
 def test_commands_stand_in_panels_in_the_order_of_a_day(shell: Shell) -> None:
@@ -233,12 +233,11 @@ def test_the_example_under_a_help_can_be_typed(
 
 
 @pytest.mark.slow
-def test_the_demo_in_six_minutes_and_three_gigabytes(shell: Shell, tmp_path: Path) -> None:
+def test_the_demo_in_six_minutes(shell: Shell, tmp_path: Path) -> None:
     values = json.loads(shell("demo", "--json", "--out", tmp_path / "out").output)
     assert values["seconds"] < 360
     for measured in values["presets"].values():
         assert measured["final_loss"] < 0.8 * measured["initial_loss"]
-        assert measured["peak_memory"] < 3e9
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_every_command_is_offered(script: Path) -> None:
     [
         ("train sa", {"sas", "sas-p", "sas-p-no-norm"}),
         ("compare --presets pre-ln,op", {"pre-ln,op"}),
-        ("signal --presets v", {"v-skipinit"}),
+        ("signal preset:v", {"preset:v-skipinit"}),
         ("train sas --device c", {"cpu", "cuda"}),
         ("train sas --report-to w", {"wandb"}),
         ("train sas --curvature-groups query,k", {"query,key"}),

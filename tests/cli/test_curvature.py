@@ -372,7 +372,7 @@ def test_the_page_needs_nothing_but_its_files(
     outcome = preset(shell, tmp_path / "out", "--map", "--spectrum", *few)
     assert outcome.status == 0, outcome.errors
     page = (tmp_path / "out" / "report.html").read_text()
-    names = {"norms", "map-full", "spectra-full"}
+    names = {"layers", "map-full", "spectra-full"}
     figures = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
     assert figures == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     for word in ("layers.1.attention.query", "full Hessian H", "(exact)", "results.csv", *names):
@@ -404,11 +404,10 @@ def test_the_page_of_sampled_gradients_says_so(
     assert outcome.status == 0, outcome.errors
     page = (tmp_path / "out" / "report.html").read_text()
     captions = [part.partition("</figcaption>")[0] for part in page.split("<figcaption>")[1:]]
-    norms, blocks, spectra = captions
-    for caption in (norms, blocks):
+    layers, blocks, spectra = captions
+    for caption in (layers, blocks):
         assert "16 sampled gradients for all groups" in caption
         assert "probes" not in caption
-    assert "± 1 standard error over samples" in norms
     assert "violet ones not told from zero" in blocks
     assert "from both sides" not in blocks
     assert "gradients" not in spectra  # they are made of products

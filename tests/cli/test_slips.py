@@ -21,6 +21,9 @@ SLIPS = {
     "price no/such/model --data code.txt --round 4": "MODEL: no/such/model does not exist",
     "price ./nowhere.gguf --data code.txt --round 4": "MODEL: ./nowhere.gguf does not exist",
     "price code.txt --data code.txt --round 4": "code.txt is a text, not a model; did you exchange",
+    "price model/model.safetensors --data code.txt": "is a part of a model; give its folder model",
+    "price model/config.json --data code.txt": "is a part of a model; give its folder model",
+    "signal preset:sas preset:sas": "MODEL: preset:sas was given twice",
     "price none --data code.txt --round 4": "none holds no model, since it has no config.json",
     "price run --data code.txt --round 4": r"run holds no model, since it has no weights",
     "price doc.pdf --data code.txt --round 4": "MODEL: doc.pdf is a PDF",
@@ -34,7 +37,7 @@ SLIPS = {
     "curvature gtp2": "MODEL: 'gtp2' is not a folder",
     "curvature code.txt": "code.txt is a text, not a model; did you exchange MODEL and --data",
     "signal sas --data random": "sas is a block, not a model: write preset:sas",
-    "signal --presets skiples": "--presets: 'skiples' is unknown; did you mean 'skipless'",
+    "signal preset:skiples": "MODEL: 'skiples' is unknown; did you mean 'skipless'",
     # the text
     f"{PRICE}x --round 4": "--data: code.txtx is not a file or folder",
     "price model --data none --round 4": "--data: none holds no files; give a folder with text",
@@ -51,6 +54,7 @@ SLIPS = {
     "simplify model --data code.txt --also nowhere": "nowhere is not a file or folder",
     # numbers
     PRICE: "--round: there is nothing to price; give bits such as 3,4",
+    f"{PRICE} --cache 4 --tokens 9": "--tokens: --cache prices scales per channel.* --tokens 32",
     f"{PRICE} --round 16": "--round: expected bits from 2 to 8, got '16'",
     f"{PRICE} --formats gguf:Q4K": "--formats: 'gguf:Q4K' is unknown; did you mean 'gguf:Q4_K'",
     f"{PRICE} --allocate 3": "--allocate: needs --round, the bits to choose from; for example",
@@ -69,6 +73,7 @@ SLIPS = {
     "compare --curvature-tokens 500 --signal-every 5": "--curvature-tokens: 500 are longer than",
     "compare --context 16": "32 are longer than the context of 16; add --curvature-tokens 16",
     # names
+    "compare --presets sas,op,sas": "--presets: sas was given twice; give each once",
     "train sasp": "PRESET: 'sasp' is unknown; did you mean 'sas-p'",
     "train model": "PRESET: model is a file or folder, not a block",
     "train nowhere.json": "PRESET: nowhere.json is not a file; give one that exists",
@@ -83,11 +88,15 @@ SLIPS = {
     f"{QUANTISE} --bytes 90X": "--bytes: expected a size such as 90M, got '90X'",
     "quantise model new.bin --data code.txt --size-of Q4_0": "FILE: --to gguf writes a name that",
     f"{QUANTISE.replace('new', 'bad')} --bits 4": "FILE: bad.gguf exists already; remove it",
-    "quantise model code.txt/x.gguf --data code.txt --bits 4": "FILE: code.txt cannot be written",
+    "quantise model code.txt/x.gguf --data code.txt --bits 4": "FILE: code.txt/x.gguf cannot be",
     "train sas --out code.txt": "--out: code.txt cannot be written .*code.txt is a file",
     "curvature preset:sas --out code.txt/x": "--out: code.txt/x cannot be written",
+    "quantise model /proc/x.gguf --data code.txt --bits 4": "FILE: /proc/x.gguf cannot be written",
+    f"{PRICE} --round 4 --out ggufs": "ggufs holds something other than a run of .*price",
+    "train sas --out ggufs": "ggufs holds something other than a run of `hessblocks train`",
     "compare --out /proc/x": "--out: /proc/x cannot be written",
     "report nowhere": "DIR: nowhere has no config.json",
+    "report code.txt": "DIR: code.txt is a file; give the folder that holds it",
     "report none": "DIR: none has no config.json",
 }
 """What is typed → a pattern of the answer."""

@@ -249,7 +249,7 @@ def test_wrong_arguments_are_refused() -> None:
         with pytest.raises(ArgumentError, match="tolerance: expected a share"):
             extreme_eigenvalues(operator("flat"), tolerance=tolerance)  # type: ignore[arg-type]
     for limit in (0, 0.5):
-        with pytest.raises(ArgumentError, match="memory_limit: expected bytes"):
+        with pytest.raises(ArgumentError, match="memory_limit: expected a whole number"):
             extreme_eigenvalues(operator("flat"), memory_limit=limit)  # type: ignore[arg-type]
     with pytest.raises(RunError, match="not finite"):
         extreme_eigenvalues(Counted(MATRICES["flat"], infinite=3))

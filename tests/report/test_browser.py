@@ -36,7 +36,7 @@ def browser(tmp_path_factory):
 def page(tmp_path_factory):
     """The report of a comparison with zero groups and a diverged run; two figures stand for all."""
     with pytest.MonkeyPatch.context() as patch:
-        show_instead(patch, {"curvature": "heterogeneity", "loss-seconds": "loss-steps"})
+        show_instead(patch, {"curvature": "gap"})
         return write_report(troubled().write(tmp_path_factory.mktemp("run")))
 
 
@@ -107,7 +107,7 @@ def test_every_figure_is_drawn_and_large_enough(view) -> None:
         """return [...document.querySelectorAll('.card img')].map(each =>
             [each.complete, each.naturalWidth, each.naturalHeight, each.width / each.naturalWidth])"""
     )
-    assert len(drawn) == 5
+    assert len(drawn) == 3
     for complete, width, height, shown in drawn:
         assert complete
         assert min(width, height) > 200
@@ -123,7 +123,7 @@ def test_figures_fit_into_their_card_on_a_phone_too(view) -> None:
         """return [...document.querySelectorAll('.card')].map(card =>
             [card.tabIndex, getComputedStyle(card).overflowX, card.scrollWidth - card.clientWidth])"""
     )
-    assert cards == [[0, "auto", 0]] * 5
+    assert cards == [[0, "auto", 0]] * 3
 
 
 def test_the_page_does_not_scroll_sideways(view) -> None:
@@ -222,10 +222,9 @@ return [document.querySelectorAll('[id^=text_]').length, faults]"""
 @pytest.mark.parametrize(
     ("name", "which"),
     [
-        pytest.param("heterogeneity", "page", id="heterogeneity"),
+        pytest.param("gap", "page", id="gap"),
         pytest.param("curvature", "whole", id="curvature", marks=pytest.mark.slow),
         pytest.param("loss-steps", "page", id="loss-steps"),
-        pytest.param("loss-seconds", "whole", id="loss-seconds", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("screen", ["src", "srcset"])
@@ -250,7 +249,7 @@ def test_figures_fit_on_paper_and_are_dark_on_white(browser, page) -> None:
         )
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-    assert shown == [[True, "none"]] * 5
+    assert shown == [[True, "none"]] * 3
 
 
 @pytest.mark.usefixtures("blank")
@@ -280,7 +279,7 @@ def test_pictures_follow_the_dark_page_but_maps_keep_their_colours(
 ) -> None:
     draw_no_curvature(monkeypatch)
     given = {"depth": 1, "width": 8, "heads": 2, "vocab_size": 11, "data": "random", "tokens": 6}
-    given |= {"groups": "layers.0.attention.*", "parts": "full", "eigenvalues": 0}
+    given |= {"groups": "layers.0.attention.*", "parts": "full", "eigenvalues": 0, "spectrum": True}
     hb.measure_curvature(
         "preset:sas", out=tmp_path, probes=4, map=True, finish=write_curvature_report, **given
     )

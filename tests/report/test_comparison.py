@@ -117,6 +117,18 @@ def test_the_gap_is_the_mean_of_differences_of_equal_seeds_and_steps(tmp_path: P
     assert gap.title.endswith("sas -0.200")
 
 
+@pytest.mark.parametrize(("every", "whole"), [(40, False), (200, True)])
+def test_a_gap_of_few_points_is_whole(tmp_path: Path, every: int, whole: bool) -> None:
+    made = Folder(presets=("pre-ln", "sas"), layers=1)
+    made.metrics = [line for line in made.metrics if line["step"] % every == 0]
+    for line in made.metrics:
+        line["loss"] = 5.0 - 2.0 * (line["preset"] == "sas" and line["step"] == 0)
+    gap, *_ = all_figures(compared(made, tmp_path))
+    ((low, _),) = (panel.limits for panel in gap.plots)
+    assert (low < -2) == whole
+    assert ("first fifth" in gap.caption) != whole
+
+
 @pytest.mark.parametrize(("presets", "words"), [(("pre-ln",), "Learning rate: {:g}."), (
     ("pre-ln", "sas"), "Learning rates are not tuned: {:g} for all blocks,")])  # fmt: skip
 def test_the_page_tells_the_learning_rate_that_no_column_has(

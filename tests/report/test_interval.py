@@ -1,4 +1,4 @@
-"""Heterogeneity's interval wherever it is shown: tables, figure, headline, terminal."""
+"""Heterogeneity's interval wherever it is shown: tables, headline, terminal."""
 
 import re
 
@@ -6,7 +6,6 @@ import pytest
 
 from hessblocks.cli.terminal import WIDE, comparison_table, show
 from hessblocks.report import Comparison, compare_results, headline, summary
-from hessblocks.report.comparison_figures import heterogeneity_figure
 from hessblocks.report.page import comparison_cells
 from hessblocks.storage import load_results
 from tests.report.folders import Folder
@@ -37,21 +36,9 @@ def test_over_several_seeds_it_is_the_error_of_the_mean(tmp_path) -> None:
     results = compare_results(load_results(made.write(tmp_path)))
     before = comparison_cells(results.rows[0])[-2]
     assert " ± " in before
-    bars = heterogeneity_figure(results).plots[0].series[0]
-    assert before.startswith(f"{bars.numbers[0]} ± ")
-    assert bars.below == bars.error != (0.0,)
-
-
-def test_the_bars_of_the_figure_reach_to_its_ends(results) -> None:
-    figure = heterogeneity_figure(results)
-    (panel,) = figure.plots
-    below, above = panel.series[1].below, panel.series[1].error
-    for place, row in enumerate(compare_results(results).rows):
-        value = panel.series[1].y[place]
-        assert value - below[place] == pytest.approx(row.after.low)
-        assert value + above[place] == pytest.approx(row.after.high)
-        assert comparison_cells(row)[-1].startswith(f"{panel.series[1].numbers[place]} [")
-    assert "the bar is the 95 % interval of the estimate" in figure.caption
+    value, error = before.replace(",", "").split(" ± ")
+    assert results.rows[0].before.ratio.value == pytest.approx(float(value), rel=0.05)
+    assert results.rows[0].before.ratio.standard_error == pytest.approx(float(error), rel=0.2)
 
 
 def test_the_headline_and_the_summary_have_it(results) -> None:

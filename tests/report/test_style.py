@@ -23,7 +23,8 @@ from hessblocks.figures.text import number
 from hessblocks.report.captions import short_names, with_error, with_interval
 from hessblocks.report.pretrained_pages import bits_map
 from hessblocks.statistics import Average
-from hessblocks_studies.engine.stored_figure import figure_fields, read_figure
+from hessblocks_studies.engine import figure_fields
+from hessblocks_studies.gallery import read_figure
 
 ALIAS = "pre-ln, zero queries"
 """What the studies call `pre-ln-zero`."""

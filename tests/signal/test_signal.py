@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 import hessblocks as hb
 import hessblocks.signal
 from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Shaping
 from hessblocks.blocks.weights import Dense
+from hessblocks.errors import ArgumentError
 from hessblocks.signal.derivatives import conditioning
 from hessblocks.signal.layers import calls
 from hessblocks.signal.propagation import (
@@ -288,3 +289,11 @@ def test_bad_batches_are_refused(inputs: Any, words: str) -> None:
 def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(hb.ArgumentError, match="no list of layers"):
         propagate(nn.Linear(2, 2), torch.zeros(1, 3, dtype=torch.long))
+
+
+def test_layers_that_cannot_be_differentiated_forward_need_zero_steps() -> None:
+    model = BloomForCausalLM(BloomConfig(vocab_size=29, hidden_size=16, n_layer=1, n_head=2))
+    tokens = torch.arange(6)[None]
+    assert propagate(model, tokens, jacobian_steps=0).layers[0].jacobian is None
+    with pytest.raises(ArgumentError, match=r"jacobian_steps: expected 0, .*autograd\.Function"):
+        propagate(model, tokens)

@@ -19,7 +19,7 @@ from hessblocks.storage.files import DEEPEST, parse_json, read_object, stays_ins
 from hessblocks.storage.manifest import check_manifest, remembered_in
 from hessblocks.storage.model_folder import SPARE, check_model_folder, weight_files
 from hessblocks.storage.tables import fault_in_lines, read_lines
-from hessblocks_studies.engine.stored_figure import read_figure
+from hessblocks_studies.gallery import read_figure
 from tests.report.folders import Folder
 
 DEEP = "[" * 100_000 + "]" * 100_000

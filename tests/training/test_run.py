@@ -129,7 +129,6 @@ def test_a_finished_run_has_its_files_and_no_others(
         ("loss", "initial"),
         ("loss", "final"),
         ("tokens_per_second", ""),
-        ("peak_memory", ""),
         ("training_time", ""),
     }
     validation = [m["step"] for m in read_lines(folder.metrics) if m["split"] == "validation"]

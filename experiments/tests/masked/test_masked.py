@@ -12,7 +12,6 @@ from transformers import AutoModelForMaskedLM
 
 import hessblocks as hb
 from hessblocks.data.corpus import CacheWarning, Corpus
-from hessblocks.training.recorder import peak_bytes
 from hessblocks.training.trainer import (
     GuardedTrainer,
     held_out,
@@ -25,6 +24,7 @@ from hessblocks_studies.masked import pretrain
 from hessblocks_studies.masked.cost import cost_rows
 from hessblocks_studies.masked.finetune import Finetuning, classifier, encoded, finetune
 from hessblocks_studies.masked.masked_settings import Pretraining
+from hessblocks_studies.masked.peak_memory import peak_bytes
 from hessblocks_studies.masked.pretrain import held_out_masked, pretrained
 
 SETTINGS = Pretraining(

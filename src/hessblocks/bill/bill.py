@@ -333,7 +333,7 @@ class Bill(Tabular, Mapping[str, Price]):
         beyond = sum(not price.trusted for price in self.values())
         outside = f", {beyond} outside of the quadratic" if beyond else ""
         spent = f"{len(self.draws.pieces)} samples" + f" ({self.ruling})" * bool(self.ruling)
-        return f"bill of {len(self)} changes, {spent}{outside}; dearest: {dearest}"
+        return f"bill of {len(self)} changes, {spent}{outside}; most expensive: {dearest}"
 
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw the forecasts by place, one series per edit.

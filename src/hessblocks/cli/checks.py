@@ -9,6 +9,7 @@ import difflib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -127,6 +128,8 @@ def _file(file: Path) -> str:
         return "" if find_spec("gguf") else f"{file} needs the package gguf: pip install gguf"
     if is_gguf:
         return f"{file} is a GGUF file; rename it so that it ends in .gguf."
+    if (file.parent / "config.json").is_file() and file.suffix in (".safetensors", ".json"):
+        return f"{file} is a part of a model; give its folder {file.parent}."
     kind = _not_text(file)
     return f"{file} {kind}; {GIVE}" if kind else f"{file} is a text, not a model; {EXCHANGED}"
 
@@ -149,7 +152,8 @@ def _cached(name: str) -> str:
 
 def models(sources: str | Sequence[str]) -> str:
     """Check that each source is `preset:NAME` or a saved model."""
-    return next(filter(None, map(_model, [sources] if isinstance(sources, str) else sources)), "")
+    sources = [sources] if isinstance(sources, str) else sources
+    return next(filter(None, map(_model, sources)), "") or _repeated(sources)
 
 
 def _model(source: str) -> str:
@@ -162,7 +166,8 @@ def _model(source: str) -> str:
 
 def blocks(words: str | Sequence[str], known: Iterable[str] = PRESETS) -> str:
     """Check that each block is known, or a file that holds one."""
-    for word in [words] if isinstance(words, str) else words:
+    words = [words] if isinstance(words, str) else words
+    for word in words:
         for part in re.split(r"\+(?![^\[\]]*\])", word):
             file, ending, _ = part.rpartition(".json")
             base = part.partition("[")[0]
@@ -172,7 +177,12 @@ def blocks(words: str | Sequence[str], known: Iterable[str] = PRESETS) -> str:
                 if os.path.exists(part):
                     return f"{part} is a file or folder, not a block; see `hessblocks presets`."
                 return str(unknown_name("", base, known)).removeprefix(": ")
-    return ""
+    return _repeated(words)
+
+
+def _repeated(words: Iterable[str]) -> str:
+    more = [word for word, count in Counter(words).items() if count > 1]
+    return f"{more[0]} was given twice; give each once." if more else ""
 
 
 def _block(file: Path) -> str:
@@ -200,12 +210,34 @@ def out(folder: Path) -> str:
     return reason and f"{folder} cannot be written ({reason}); give another folder."
 
 
+def check_run(command: str, folder: Path | None) -> None:
+    """Refuse a folder with a readable config.json of another command, or with other files.
+
+    Raises:
+        ArgumentError: it has.
+    """
+    try:
+        names = [path.name for path in folder.iterdir() if path.name[0] != "."] if folder else []
+        config = Path(folder or "", "config.json")
+        there = json.loads(config.read_bytes()) if config.name in names else {"command": ""}
+        other = bool(names) and there.get("command", command) != command  # a model has none
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return  # a new folder, or the command tells what is damaged
+    if other:
+        raise ArgumentError(
+            f"--out: {folder} holds something other than a run of `hessblocks {command}`; choose a "
+            "new or empty folder."
+        )
+
+
 def folders(paths: Sequence[Path]) -> str:
     """Check that each path is a folder with files."""
     try:
         empty = next((p for p in paths if not (p.is_dir() and any(p.iterdir()))), None)
     except OSError:
         return ""  # the command tells why it cannot be read
+    if empty and empty.is_file():
+        return f"{empty} is a file; give the folder that holds it."
     expected = "expected a folder that a command wrote with --out"
     return f"{empty} has no config.json; {expected}" if empty else ""
 

@@ -43,7 +43,7 @@ def load_all(group: str) -> dict[str, Any]:
         return {entry.name: entry.load() for entry in _entries(group)}
     except (ImportError, AttributeError) as error:
         raise RunError(
-            f"{STUDIES} cannot be loaded ({error}); install the version of hessblocks, or "
+            f"{STUDIES} cannot be loaded ({error}); install that of this hessblocks, or "
             f"run pip uninstall {STUDIES}."
         ) from error
 

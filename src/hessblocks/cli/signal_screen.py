@@ -1,7 +1,6 @@
 """Format signal propagation through layers for the terminal, and as JSON."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +11,6 @@ from hessblocks.report import SIGNAL_QUANTITIES, number
 
 SHOWN = 8
 """Most layers of each model in the table; results.csv has all."""
-GRADIENT = "gradient "
-"""Prefix of a gradient's name, before its role."""
 SignalRows = Sequence[Mapping[str, Any]]
 Layers = dict[Any, dict[str, float]]
 """Layer ("" for the inputs) → {quantity, followed by its role if it has one: value}."""
@@ -65,25 +62,20 @@ def described(rows: SignalRows) -> dict[str, Any]:
 
 
 def lines(rows: SignalRows) -> Iterator[Table | str]:
-    """Yield the two tables, their legend and a summary of each model."""
+    """Yield the table, its legend and a summary of each model."""
     from hessblocks.signal import COLLAPSED
 
     models = by_model(rows)
     values = [values for layers in models.values() for values in layers.values()]
     measured = {name for entry in values for name in entry}
     columns = {name: name.replace("_", "\n") for name in SIGNAL_QUANTITIES if name in measured}
-    yield _table(models, columns, inputs=True)
-    names = (name for entry in values for name in entry if name.startswith(GRADIENT))
-    gradients = {name: re.sub("[._]", "\n", name.removeprefix(GRADIENT)) for name in names}
-    table = _table(models, gradients, inputs=False)
-    table.title, table.title_justify = "gradient norms", "left"
-    yield table
+    yield _table(models, columns)
     yield (
         "token similarity: mean cosine between tokens, 1 is rank collapse; stable rank: 1 is rank "
         "collapse; norm: root mean square; entropy: of the attention rows (of the shaped matrix), "
         "nats, largest logit: before the softmax, second moment: spread of the inputs attended to, "
-        "tr M₂, 0 leaves queries and keys no curvature; results.csv has each head; gradients: "
-        "Euclidean norms; ≥: a lower bound"
+        "tr M₂, 0 leaves queries and keys no curvature; ≥: a lower bound; results.csv has each "
+        "head and the gradients"
     )
     for (name, quantity), why in reasons(rows).items():
         yield f"{name}: no {quantity.replace('_', ' ')}: {why}"
@@ -97,7 +89,7 @@ def lines(rows: SignalRows) -> Iterator[Table | str]:
             yield f"{name}: rank collapse, {alike}"
 
 
-def _table(models: Mapping[str, Layers], columns: Mapping[str, str], *, inputs: bool) -> Table:
+def _table(models: Mapping[str, Layers], columns: Mapping[str, str]) -> Table:
     """Make a table of `SHOWN` layers per model, one per row; `columns` maps names to headings."""
     rows = [
         (
@@ -107,7 +99,6 @@ def _table(models: Mapping[str, Layers], columns: Mapping[str, str], *, inputs: 
         )
         for name, layers in models.items()
         for layer, values in _some(layers)
-        if inputs or layer != ""
     ]
     return plain_table(("model", "layer", *columns.values()), rows)
 

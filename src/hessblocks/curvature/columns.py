@@ -122,12 +122,6 @@ def column_squares(
     return ColumnSquares(column=column, exact=exact, squares=squares)
 
 
-def rows_of(names: Sequence[str], column: str, blocks: str) -> list[str]:
-    """List a column's row groups: all, those from j on (triangle), or only j (diagonal)."""
-    start = names.index(column)
-    return list({"all": names, "triangle": names[start:], "diagonal": [column]}[blocks])
-
-
 def _fill_missed(
     values: Squares, measured: Callable[[ProbeBlocks], Squares], source: Probes
 ) -> None:

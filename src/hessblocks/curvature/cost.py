@@ -5,27 +5,26 @@ sampled gradients, each 2/3 of a gradient, all groups get the same error (docs/p
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from hessblocks.conventions import Part
-from hessblocks.curvature.columns import rows_of
 from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.products import Problem
 from hessblocks.curvature.sampled import Sampling, plan_samples, root_is_known
-from hessblocks.errors import ArgumentError, check_name, duration, in_units
+from hessblocks.errors import ArgumentError, check_name, in_units
 from hessblocks.linalg import FEWEST_SAMPLES
 
 Way = Literal["probes", "sampled"]
-BlockChoice = Literal["all", "triangle", "diagonal"]
+BlockChoice = Literal["all", "diagonal"]
 METHODS = ("auto", "probes", "sampled")
-BLOCKS: tuple[BlockChoice, ...] = ("all", "triangle", "diagonal")
+BLOCKS: tuple[BlockChoice, ...] = ("all", "diagonal")
 SAMPLES_A_PROBE = 4
 """Samples with the same error for every group as one probe per group (see docs/products.md)."""
-PRODUCT = {"all": 1.0, "triangle": 0.6, "diagonal": 0.5}
+PRODUCT = {"all": 1.0, "diagonal": 0.5}
 """Cost of a product of H_o in gradients, by kind of blocks; mean over the columns of a deep model
 (measured)."""
 WHOLE_PRODUCT = 1.7
@@ -34,8 +33,6 @@ SECOND_ORDER = 1.24
 """Cost of a product with H, H_f or all parts at once, in products with H_o (measured)."""
 SAMPLE = 0.7
 """Cost of a sample in gradients."""
-LONG = 60.0
-"""Work that takes more seconds is announced."""
 LOG = logging.getLogger("hessblocks.curvature")
 
 
@@ -132,10 +129,7 @@ def decide(
         gradients=products * (SAMPLE if sampling else work.gradients_a_product),
         bytes=sampling.bytes if sampling else _bytes_of_probes(work),
     )
-    if tell:
-        tell(cost)
-    else:
-        LOG.info("%s", cost)
+    (tell or partial(LOG.info, "%s"))(cost)
     return cost, sampling
 
 
@@ -149,40 +143,8 @@ def _sampling_is_cheaper(work: Work, probes: int) -> bool:
 
 def _bytes_of_probes(work: Work) -> int:
     """Estimate the peak memory of the first column, with the vectors processed together."""
-    problem, groups = work.problem, work.groups
-    name, group = next(iter(groups.items()))
-    rows = merge("rows", [groups[row] for row in rows_of(list(groups), name, work.blocks)])
-    itemsize = problem.parameters[group.parameters[0]].element_size()
+    problem, groups = work.problem, list(work.groups.values())
+    rows = merge("rows", groups if work.blocks == "all" else groups[:1])
+    itemsize = problem.parameters[rows.parameters[0]].element_size()
     vectors = (1 + len(work.parts)) * rows.size * problem.plan.together * itemsize
     return problem.plan.peak + vectors
-
-
-class Forecast:
-    """Logs one WARNING, from the measured time of the first products, if work will take long.
-
-    Fixed costs end with the first report.
-    """
-
-    def __init__(self, cost: Cost, passes: int = 1, *, told: bool = False) -> None:
-        """Start the clock.
-
-        Args:
-            cost: cost from `decide`.
-            passes: passes over the data per product, of which only the first is reported.
-            told: whether the caller was told the cost already.
-        """
-        self._cost, self._total, self._told = cost, cost.products * passes, told
-        self._start = time.perf_counter()
-        self._first: tuple[int, float] | None = None
-
-    def __call__(self, done: int) -> None:
-        """Extrapolate the time so far, after `done` products; warn if the total is long."""
-        now = time.perf_counter()
-        if self._first is None:
-            self._first = done, now
-            return
-        before, then = self._first
-        seconds = then - self._start + (now - then) / (done - before) * (self._total - before)
-        if seconds > LONG and not self._told:
-            self._told = True
-            LOG.warning("%s, about %s; fewer probes take less", self._cost, duration(seconds))

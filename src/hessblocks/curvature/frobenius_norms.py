@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hessblocks.conventions import PARTS, SYMBOLS, Part
 from hessblocks.curvature.columns import check_probes, column_squares
-from hessblocks.curvature.cost import Forecast, Tell, Work, decide
+from hessblocks.curvature.cost import Tell, Work, decide
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products import Problem, groups_of
 from hessblocks.curvature.sampled import gram_matrices
@@ -151,21 +151,18 @@ def group_norms(
     work = Work(problem=problem, groups=groups, parts=parts, blocks="diagonal")
     cost, sampling = decide(work, probes=probes, method=method, tell=tell)
     if sampling:
-        step = Forecast(cost, len(sampling.plan.passes), told=tell is not None)
-        grams = gram_matrices(problem, groups, sampling, seed=seed, step=step)
+        grams = gram_matrices(problem, groups, sampling, seed=seed)
         pairs = norms_from_pairs(grams.products)
         sampled: dict[str, dict[Part, Estimate]] = {
             name: {"outer": pairs.norm(at, at)} for at, name in enumerate(groups)
         }
         return GroupNorms(groups, sampled)
     norms: dict[str, dict[Part, Estimate]] = {}
-    forecast = Forecast(cost, told=tell is not None)
     for name in groups:
         squares = column_squares(
             problem, groups, name, [name], parts, cost.count, seed, by_name=False
         )
         norms[name] = {part: squares.norm(part, name) for part in parts}
-        forecast(work.products(cost.count, norms))
     return GroupNorms(groups, norms)
 
 

@@ -17,14 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import PARTS, SYMBOLS, Part
-from hessblocks.curvature.columns import (
-    ColumnSquares,
-    check_probes,
-    column_squares,
-    norm_of,
-    rows_of,
-)
-from hessblocks.curvature.cost import BlockChoice, Forecast, Tell, Way, Work, decide
+from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares, norm_of
+from hessblocks.curvature.cost import BlockChoice, Tell, Way, Work, decide
 from hessblocks.curvature.frobenius_norms import heterogeneity
 from hessblocks.curvature.groups import ParameterGroup, overlap
 from hessblocks.curvature.products import Problem, groups_of
@@ -126,11 +120,9 @@ def curvature_map(
         seed: seed of the probes.
         method: `probes`, `sampled`, or `auto`: `sampled` for H_o if the loss is no callable, it
             costs less and the samples fit the memory; the map's `method` is the choice.
-        blocks: `all`; `triangle`, where one column estimates each block, with K probes instead of
-            2 K; `diagonal`, only diagonal blocks.
+        blocks: `all`, or `diagonal`, only diagonal blocks.
         tell: called with the estimated cost before the work starts, such as `print`. None: log it
-            to `hessblocks.curvature` at level INFO, and log a WARNING (on stderr) soon after the
-            start of work of over a minute.
+            to `hessblocks.curvature` at level INFO.
 
     Returns:
         The map; `.to_rows()`, `.plot()`, `.heterogeneity`, `.off_diagonal_share`.
@@ -140,8 +132,8 @@ def curvature_map(
             or `sampled` for another part or for a callable loss.
         RunError: a loss or a product is not finite.
 
-    Cost: about two gradients' time for each group and probe; 40 % less for `triangle`, half for
-        `diagonal`; sampled, 2/3 of a gradient for each of 4 K samples, for any number of groups.
+    Cost: about two gradients' time for each group and probe; half for `diagonal`; sampled,
+        2/3 of a gradient for each of 4 K samples, for any number of groups.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -160,14 +152,12 @@ def curvature_map(
     work = Work(problem=problem, groups=groups, parts=[part], blocks=blocks)
     cost, sampling = decide(work, probes=probes, method=method, tell=tell)
     if sampling:
-        step = Forecast(cost, len(sampling.plan.passes), told=tell is not None)
-        grams = gram_matrices(problem, groups, sampling, seed=seed, step=step)
+        grams = gram_matrices(problem, groups, sampling, seed=seed)
         return combine_samples(groups, grams.products, diagonal=blocks == "diagonal")
-    names, columns, forecast = list(groups), [], Forecast(cost, told=tell is not None)
-    for n in names:
-        rows = rows_of(names, n, blocks)
-        columns.append(column_squares(problem, groups, n, rows, [part], cost.count, seed))
-        forecast(work.products(cost.count, names[: len(columns)]))
+    columns = []
+    for name in groups:
+        rows = list(groups) if blocks == "all" else [name]
+        columns.append(column_squares(problem, groups, name, rows, [part], cost.count, seed))
     return combine_columns(groups, columns, part)
 
 
@@ -202,8 +192,7 @@ def combine_columns(
 
     Args:
         groups: groups of rows and columns, by name.
-        columns: one column per group, in the same order, with all rows, the rows from the diagonal
-            on, or only the diagonal.
+        columns: one column per group, in the same order, with all rows, or only the diagonal.
         part: part of the map.
 
     Returns:
@@ -234,30 +223,18 @@ def _map(
 
 def _cell(columns: Sequence[ColumnSquares], part: Part, i: int, j: int) -> Estimate | None:
     """Compute the norm of block (i, j) from an exact column if there is one, else from both."""
-    ways = [(column, row) for column, row in ((j, i), (i, j)) if _holds(columns, part, column, row)]
-    for column, row in ways:
+    if columns[i].column not in columns[j].squares[part]:
+        return None
+    for column, row in (j, i), (i, j):
         if columns[column].exact or i == j:
             return columns[column].norm(part, columns[row].column)
-    if not ways:
-        return None
-    squares = [_squares(columns, part, *pair) for pair in sorted(ways, reverse=True)]
+    first, last = sorted((i, j))
+    squares = [_squares(columns, part, last, first), _squares(columns, part, first, last)]
     return norm_of(torch.cat(squares), exact=False)
-
-
-def _holds(columns: Sequence[ColumnSquares], part: Part, column: int, row: int) -> bool:
-    return columns[row].column in columns[column].squares[part]
 
 
 def _squares(columns: Sequence[ColumnSquares], part: Part, column: int, row: int) -> Tensor:
     return torch.tensor(columns[column].squares[part][columns[row].column], dtype=torch.float64)
-
-
-def _weight(columns: Sequence[ColumnSquares], part: Part, column: int, row: int) -> float:
-    """Compute the weight of a column's estimate of a block; exact columns replace other ones."""
-    if not _holds(columns, part, row, column):
-        return 2.0
-    exact, row_exact = columns[column].exact, columns[row].exact
-    return (1.0 if row_exact else 2.0) if exact else (0.0 if row_exact else 1.0)
 
 
 def _off_diagonal_share(columns: Sequence[ColumnSquares], part: Part) -> Estimate | None:
@@ -269,17 +246,18 @@ def _off_diagonal_share(columns: Sequence[ColumnSquares], part: Part) -> Estimat
     Returns:
         The share, 0 if all blocks are 0; None if only diagonal blocks were estimated.
     """
+    if len(columns) > 1 and columns[1].column not in columns[0].squares[part]:
+        return None
     diagonal, others, counts = [], [], []
-    places = range(len(columns))
-    for j in places:
+    for j, column in enumerate(columns):
         diagonal.append(_squares(columns, part, j, j))
-        rows = [i for i in places if i != j and _holds(columns, part, j, i)]
-        weighted = [_weight(columns, part, j, i) * _squares(columns, part, j, i) for i in rows]
+        weighted = [
+            (1 + column.exact - other.exact) * _squares(columns, part, j, i)
+            for i, other in enumerate(columns)
+            if i != j
+        ]
         others.append(torch.stack(weighted).sum(0) if weighted else torch.zeros_like(diagonal[-1]))
-        counts.append(1 if columns[j].exact else len(diagonal[-1]))
-        alone = not rows and not any(_holds(columns, part, i, j) for i in places if i != j)
-        if alone and len(columns) > 1:
-            return None
+        counts.append(1 if column.exact else len(diagonal[-1]))
     outside = sum(float(o.sum()) / count for o, count in zip(others, counts, strict=True))
     total = outside + sum(float(d.sum()) / count for d, count in zip(diagonal, counts, strict=True))
     if total == 0 or all(column.exact for column in columns):

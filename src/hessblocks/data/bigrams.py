@@ -65,16 +65,13 @@ class BigramTable:
         """
         self._check(tokens.numpy())
         before, token = tokens[:, :-1].numpy().ravel(), tokens[:, 1:].numpy().ravel()
-        return float(-np.log(self._after(before, token)).mean())
+        counts = np.asarray(self._pairs[before, token]).ravel()
+        follows = self._kinds[before], self._begun[before], self._alone[token]
+        return float(-np.log(self._smoothed(counts, *follows)).mean())
 
     def _check(self, tokens: np.ndarray[Any, Any]) -> None:
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self._vocabulary:
             raise ArgumentError(f"tokens: expected numbers from 0 to {self._vocabulary - 1}")
-
-    def _after(self, before: Any, token: Any) -> Any:
-        """Compute P(token | before), elementwise."""
-        counts = np.asarray(self._pairs[before, token]).ravel()
-        return self._smoothed(counts, self._kinds[before], self._begun[before], self._alone[token])
 
     @staticmethod
     def _smoothed(counts: Any, kinds: Any, begun: Any, alone: Any) -> Any:

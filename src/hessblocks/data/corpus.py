@@ -85,25 +85,20 @@ def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f".{name}.lock"):
             if fault := storage.check_manifest(folder, storage.identity_of(key)):
-                # entries of earlier versions had a manifest.json; they are replaced silently
-                if folder.exists() and not (folder / "manifest.json").exists():
+                if folder.exists():
                     outdated = "is of another version of text or code"
                     words = outdated if fault == "is of another run" else fault
                     warnings.warn(f"cache: {name} {words}; building it again", CacheWarning, 2)
                 storage.remove_partials(root, name)
-                _build(folder, key, build)
+                with storage.atomic_folder(folder) as temporary:
+                    progress = {"contents": build(temporary)}
+                    storage.write_manifest(temporary, storage.identity_of(key), name, progress)
     except OSError as error:
         raise RunError(
             f"cache: {root} cannot be used ({error.strerror or error}); free some space or set "
             "HESSBLOCKS_CACHE to another folder."
         ) from error
     return Entry(folder=folder, manifest=storage.read_object(folder / storage.MANIFEST))
-
-
-def _build(folder: Path, key: Mapping[str, Any], build: Build) -> None:
-    with storage.atomic_folder(folder) as temporary:
-        progress = {"contents": build(temporary)}
-        storage.write_manifest(temporary, storage.identity_of(key), folder.name, progress)
 
 
 END_OF_TEXT = "<|endoftext|>"

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from hessblocks.bill import BLOCK, Bill, Change, activation_changes, cache_changes
-from hessblocks.errors import ArgumentError
+from hessblocks.bill import Bill, Change, activation_changes, cache_changes
 from hessblocks.settings import PricingSettings
 
 Grid = tuple[Literal["token", "channel"], int]
@@ -30,11 +29,6 @@ def rounded_activations(model: nn.Module, settings: PricingSettings) -> dict[str
     """
     changes: dict[str, Change] = {}
     bits = settings.cache
-    if bits and settings.tokens < BLOCK:
-        raise ArgumentError(
-            f"--tokens: --cache prices scales per channel too, which {BLOCK} tokens share; give "
-            f"--tokens {BLOCK} or more."
-        )
     for per, exact in GRIDS if bits else ():
         changes |= cache_changes(model, keys=bits, values=bits, per=per, exact=exact, heads=True)
     if settings.activations:

@@ -232,9 +232,7 @@ def check_sources(sources: Sequence[ModelSource]) -> None:
         ArgumentError: there is no model, a model is given twice, or a preset is unknown.
     """
     if not sources:
-        raise ArgumentError(
-            "MODEL: expected a folder or preset:NAME, or names with commas in --presets, got none."
-        )
+        raise ArgumentError("MODEL: expected a folder or preset:NAME, got none.")
     named = [str(source) for source in sources if not isinstance(source, nn.Module)]
     for source, count in Counter(named).items():
         if count > 1:

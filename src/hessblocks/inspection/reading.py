@@ -38,7 +38,7 @@ def read(path: AnyPath) -> Tabular:
         >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
         >>> problem = hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression")
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     hb.spectral_density(problem).save(file := pathlib.Path(folder, "spectrum.json"))
+        ...     hb.spectral_density(problem).save(file := pathlib.Path(folder, "s.safetensors"))
         ...     hb.read(file)
         spectrum of 2 eigenvalues from 1 to 4, mean 2.5, standard deviation 1.5 (exact)
     """

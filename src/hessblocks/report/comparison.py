@@ -23,8 +23,6 @@ SIGNAL = {
     "second_moment": "Second moment (tr M₂)",
 }
 """Quantity of the signal in the last layer → axis label."""
-ABSCISSAS = {"steps": "step", "seconds": "seconds"}
-"""Abscissa of a curve → field of a JSON line."""
 LossOrObservation = Metric | Observation
 
 
@@ -98,8 +96,8 @@ class Curve:
     """Part of the Hessian for a norm; `train` or `validation` for a loss."""
     layer: int | None = None
     """Layer of a signal; None for means over layers."""
-    x: Mapping[str, tuple[float, ...]]
-    """Abscissas by name: steps, seconds; NaN if not recorded."""
+    x: tuple[float, ...]
+    """Optimiser steps."""
     means: tuple[Average, ...]
     """Ordinates; for one seed, the errors are those of its estimates, taken as independent."""
 
@@ -316,15 +314,12 @@ def _curve(lines: Sequence[LossOrObservation], row: ComparisonRow, **about: str)
     for line in lines:
         if math.isfinite(getattr(line, value)):
             steps[line.step][line.seed].append(line)
-    points = [list(steps[step].values()) for step in sorted(steps)]  # lists of lines, by seed
+    points = [list(by_seed.values()) for _, by_seed in sorted(steps.items())]
     return Curve(
         preset=row.preset,
         **about,
         layer=getattr(lines[0], "layer", None) if about["quantity"] in SIGNAL else None,
-        x={
-            name: tuple(fmean(_mean(seed, label) for seed in seeds) for seeds in points)
-            for name, label in ABSCISSAS.items()
-        },
+        x=tuple(sorted(steps)),
         means=tuple(_over_seeds(seeds, value) for seeds in points),
     )
 
@@ -333,11 +328,6 @@ def _over_seeds(seeds: Sequence[Sequence[LossOrObservation]], label: str) -> Ave
     """Average a field over the lines of each seed, then over seeds."""
     errors = [error for line in seeds[0] if (error := getattr(line, "standard_error", None))]
     error = math.hypot(*errors) / len(seeds[0]) if errors else None
-    mean = average([_mean(seed, label) for seed in seeds], error)
+    mean = average([fmean(getattr(line, label) for line in seed) for seed in seeds], error)
     assert mean is not None, "only finite values were collected"
     return mean
-
-
-def _mean(rows: Sequence[LossOrObservation], label: str) -> float:
-    """Average a field of the rows; NaN if one lacks it."""
-    return fmean(math.nan if (x := getattr(row, label, None)) is None else x for row in rows)

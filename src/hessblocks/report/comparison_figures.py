@@ -4,11 +4,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
 from typing import Any
 
 from hessblocks.figures import Figure, Panel, Series, log_axis, plain_math
-from hessblocks.report.captions import ratio_text, seeds_and_error
+from hessblocks.report.captions import seeds_and_error
 from hessblocks.report.comparison import MOMENTS, SIGNAL, Comparison, ComparisonRow, Curve, baseline
 from hessblocks.statistics import Average, average
 from hessblocks.storage import NORM, Metric, ResultRow
@@ -24,24 +23,17 @@ SLOT = 0.86
 """Share of the distance between two roles that points fill."""
 FILL = 0.8
 """Share of a preset's slot over which its layers are spread."""
-BAR_ROOM = 2.0
-"""Factor of the axis limit that leaves space for the number above a bar."""
 CURVATURE = r"Frobenius norm $\|H\|_F$ (nats per token)"
-RATIO = r"Heterogeneity $\max\|H\|_F\,/\,\min\|H\|_F$ (no unit)"
-MOST_POINTS = 300
-"""Most points of a curve; a longer one is averaged over windows of consecutive points."""
 HEADROOM = 1.1
 """The loss axis ends at most at this multiple of the largest initial loss,"""
 SETTLED = 0.2
 """and at most at twice the height of the curves after this share of the steps."""
+FEW = 5
+"""Most points of a gap of which the axis shows all."""
 MARGIN = 0.04
 """Empty share of the axis at each end."""
 LOSS = "Loss $L$ (nats per token)"
-AXES = {
-    "steps": ("steps", "Optimiser step $t$ (updates)"),
-    "seconds": ("training time", r"Training time $\tau$ (seconds)"),
-}
-"""Abscissa along training → its name and axis label."""
+STEPS = "Optimiser step $t$ (updates)"
 NO_BAND = "no band, since there is one seed"
 SPLITS = {"train": "Training batches", "validation": "Held-out data"}
 GAINS = ("alpha", "beta", "gamma")
@@ -58,10 +50,8 @@ def all_figures(comparison: Comparison) -> tuple[Figure, ...]:
     """Make the figures that have values, in the order of the page."""
     figures = (
         gap_figure(comparison),
-        heterogeneity_figure(comparison),
         curvature_figure(comparison),
-        loss_figure(comparison, "steps"),
-        loss_figure(comparison, "seconds"),
+        loss_figure(comparison),
         *along_figures(comparison),
     )
     return tuple(figure for figure in figures if figure is not None)
@@ -81,9 +71,8 @@ def gap_figure(comparison: Comparison) -> Figure | None:
     if not series:
         return None
     last = max(line.x[-1] for line in series)
-    settled = [
-        y for line in series for x, y in zip(line.x, line.y, strict=True) if x > SETTLED * last
-    ]
+    early = SETTLED * last if len(series[0].x) > FEW else -1.0
+    settled = [y for line in series for x, y in zip(line.x, line.y, strict=True) if x > early]
     reach = max((error for line in series for error in line.error[-1:]), default=0.0)
     low, high = min(0.0, *settled), max(0.0, *settled)
     margin = 2 * MARGIN * (high - low) + reach or 1.0
@@ -94,14 +83,14 @@ def gap_figure(comparison: Comparison) -> Figure | None:
         title=plain_math(f"Gap to {base} at the end, in nats per token: {ends_at}{single}"),
         panels=_panels(
             {plain_math(f"Loss minus that of {base}"): series},
-            x_label=AXES["steps"][1],
+            x_label=STEPS,
             y_label="Gap (nats per token)",
             limits=(low - margin, high + margin),
             band=True,
         ),
         caption=plain_math(
             f"Held-out loss minus that of {base} at the same step and seed: below 0 a block is "
-            "ahead. The axis is that of the steps after the first fifth. "
+            f"ahead. {'The axis is that of the steps after the first fifth. ' * (early > 0)}"
             + seeds_and_error(comparison.seeds, "the band", NO_BAND)
         ),
         size=(8.0, 4.0),
@@ -192,124 +181,40 @@ def _points(
         yield replace(_averaged(preset, x, shown), line=False)
 
 
-def heterogeneity_figure(comparison: Comparison) -> Figure | None:
-    """Plot largest over smallest group norm of each preset, before and after, with its interval.
+def loss_figure(comparison: Comparison) -> Figure | None:
+    """Plot the loss of each preset on training batches and on held-out data over steps.
 
     Args:
         comparison: blocks with their norms and losses.
 
     Returns:
-        The figure as data; None if no curvature is measured yet.
-    """
-    values = [
-        ratio.high or ratio.ratio.value for row in comparison.rows for ratio in row.ratios.values()
-    ]
-    if not values:
-        return None
-    panel = Panel(
-        title="Before and after training",
-        x_label="Preset",
-        y_label=RATIO,
-        series=tuple(series for moment in MOMENTS for series in _bars(comparison.rows, moment)),
-        kind="bars",
-        ticks=comparison.presets,
-        by_tick=True,
-        **log_axis([1.0, *(BAR_ROOM * value for value in values)]),
-    )
-    error = seeds_and_error(
-        comparison.seeds, "the bar", "the bar is the 95 % interval of the estimate"
-    )
-    caption = (
-        "Largest over smallest Frobenius norm of the groups' blocks of the full Hessian; 1 is "
-        f"perfectly even; {comparison.sample}. {error} {comparison.zero_groups}"
-    )
-    return Figure(
-        name="heterogeneity",
-        title="How uneven curvature is",
-        panels=(panel,),
-        size=(9.0, 4.2),
-        caption=plain_math(caption.rstrip()),
-        marked=comparison.presets,
-    )
-
-
-def _bars(rows: Sequence[ComparisonRow], moment: str) -> Iterator[Series]:
-    """Draw one bar per preset, with the interval of one seed or the standard error over several."""
-    ratios = {n: row.ratios[moment] for n, row in enumerate(rows) if moment in row.ratios}
-    reach = [
-        (ratio.ratio.standard_error or 0.0,) * 2
-        if ratio.low is None or ratio.high is None
-        else (ratio.ratio.value - ratio.low, ratio.high - ratio.ratio.value)
-        for ratio in ratios.values()
-    ]
-    if ratios:
-        yield Series(
-            name=f"{moment} training",
-            x=tuple(map(float, ratios)),
-            y=tuple(ratio.ratio.value for ratio in ratios.values()),
-            error=tuple(above for _, above in reach),
-            below=tuple(below for below, _ in reach),
-            numbers=tuple(ratio_text(ratio).split()[0] for ratio in ratios.values()),
-        )
-
-
-def loss_figure(comparison: Comparison, against: str) -> Figure | None:
-    """Plot the loss of each preset on training batches and on held-out data.
-
-    Args:
-        comparison: blocks with their norms and losses.
-        against: abscissa: steps or seconds.
-
-    Returns:
-        The figure as data; None if no loss is recorded yet, or the abscissa was not recorded.
+        The figure as data; None if no loss is recorded yet.
     """
     losses = [c for c in comparison.curves if c.quantity == "loss" and c.part in SPLITS and c.means]
-    if all(math.isnan(x) for curve in losses for x in curve.x[against]):
+    if not losses:
         return None
-    window = max(math.ceil(len(curve.means) / MOST_POINTS) for curve in losses)
     limits = _limits(comparison.results.metrics)
     notes = {row.preset: _note(row) for row in comparison.rows}
-    words, label = AXES[against]
-    if comparison.results.settings.values.get("device") == "cpu":
-        label = label.replace("(seconds)", "(processor seconds)")
     series = {
-        title: [
-            _thinned(replace(_series(curve, against), note=notes[curve.preset]), window)
-            for curve in losses
-            if curve.part == split
-        ]
+        title: [replace(_series(c), note=notes[c.preset]) for c in losses if c.part == split]
         for split, title in SPLITS.items()
     }
+    cut = any(limits[1] < row.loss < math.inf for row in comparison.results.metrics)
     every = comparison.results.settings.section("training").get("log_every")
     caption = (
         "" if every is None else f"Training loss is averaged over {every} steps.",
         seeds_and_error(comparison.seeds, "the band", NO_BAND),
-        *_remarks(window, limits[1], comparison.results.metrics),
+        f"Values above {limits[1]:.3g} are cut off." if cut else "",
         *map(_ending, comparison.rows),
     )
     return Figure(
-        name=f"loss-{against}",
-        title=f"Loss against {words}",
-        panels=_panels(series, x_label=label, y_label=LOSS, limits=limits, band=True),
+        name="loss-steps",
+        title="Loss against steps",
+        panels=_panels(series, x_label=STEPS, y_label=LOSS, limits=limits, band=True),
         caption=plain_math(" ".join(filter(None, caption))),
         size=(5.5, 4.2),
         shares="both",
         marked=comparison.presets,
-    )
-
-
-def _thinned(curve: Series, window: int) -> Series:
-    """Average a curve over windows; an error is the root mean square of those in its window."""
-    if window == 1 or len(curve.x) <= MOST_POINTS:
-        return curve
-    cuts = [slice(start, start + window) for start in range(0, len(curve.x), window)]
-    return replace(
-        curve,
-        x=tuple(fmean(curve.x[cut]) for cut in cuts),
-        y=tuple(fmean(curve.y[cut]) for cut in cuts),
-        error=tuple(
-            math.hypot(*curve.error[cut]) / math.sqrt(len(curve.error[cut])) for cut in cuts
-        ),
     )
 
 
@@ -326,14 +231,6 @@ def _limits(metrics: Iterable[Metric]) -> tuple[float, float]:
     high = min(high, 2 * settled - low) if settled > low else high
     margin = MARGIN * (high - low) or 1.0
     return low - margin, high + margin
-
-
-def _remarks(window: int, top: float, metrics: Iterable[Metric]) -> Iterator[str]:
-    """Yield remarks on values that are averaged or cut off."""
-    if window > 1:
-        yield f"Curves longer than {MOST_POINTS} points are averaged over {window} points."
-    if any(top < row.loss < math.inf for row in metrics):
-        yield f"Values above {top:.3g} are cut off."
 
 
 def _note(row: ComparisonRow) -> str:
@@ -394,9 +291,7 @@ def _norms(curves: Iterable[Curve]) -> Titled:
 
 def _figure(comparison: Comparison, name: str, titled: Titled, y: str, about: str) -> Figure | None:
     """Plot values over steps; each panel has its own ordinate, but curvature shares it."""
-    series = {
-        title: [_series(curve, "steps") for curve in lines] for title, lines in titled.items()
-    }
+    series = {title: [_series(curve) for curve in lines] for title, lines in titled.items()}
     values = [y for lines in series.values() for line in lines for y in line.y]
     if not values:
         return None
@@ -406,7 +301,7 @@ def _figure(comparison: Comparison, name: str, titled: Titled, y: str, about: st
     return Figure(
         name=f"{name}-along-steps" if norms else name,
         title=f"{name.capitalize()} along training",
-        panels=_panels(series, x_label=AXES["steps"][1], y_label=y, band=True, **scale),
+        panels=_panels(series, x_label=STEPS, y_label=y, band=True, **scale),
         columns=min(3, len(series)),
         caption=plain_math(f"{about} {seeds_and_error(comparison.seeds, 'the band', single)}"),
         shares="both" if norms else "x",
@@ -419,9 +314,9 @@ def _panels(series: Mapping[str, Sequence[Series]], **common: Any) -> tuple[Pane
     return tuple(Panel(title=name, series=tuple(lines), **common) for name, lines in series.items())
 
 
-def _series(curve: Curve, against: str) -> Series:
-    """Plot a curve over one of its abscissas."""
-    return _averaged(curve.preset, curve.x[against], curve.means)
+def _series(curve: Curve) -> Series:
+    """Plot a curve over steps."""
+    return _averaged(curve.preset, curve.x, curve.means)
 
 
 def _averaged(name: str, x: Iterable[float], means: Sequence[Average | ResultRow]) -> Series:

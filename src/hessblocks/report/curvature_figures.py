@@ -1,22 +1,17 @@
-"""Figures of a curvature run: norms by layer and of all groups, maps, spectra."""
+"""Figures of a curvature run: norms by layer, maps, spectra."""
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from matplotlib import style
-from matplotlib.figure import Figure as Drawn
 
-from hessblocks.drawing import LEGEND_INCHES, draw_heatmap, set_scale, short_name
-from hessblocks.figures import MATPLOTLIB, PHONE, Figure, Panel, Series, log_axis, plain_math
+from hessblocks.drawing import draw_heatmap
+from hessblocks.figures import MATPLOTLIB, Figure, Panel, Series, plain_math
 from hessblocks.report.comparison_figures import PARTS
 from hessblocks.report.templates import drawn_picture, layer_map, log10
 from hessblocks.storage import CurvatureResults, SpectrumRow
 
-LOOKS = {"outer": ("#0072B2", "s"), "functional": ("#E69F00", "^"), "full": ("#000000", "o")}
-"""Colour and marker of each part."""
-MANY = 60
-"""A line for each of more groups than this would be longer than anybody reads."""
 MOST_KINDS = 40
 """Most rows of the map of layers."""
 FLOOR = 1e-4
@@ -28,16 +23,13 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
     """Write figures/<name>.png and .svg of all that was measured.
 
     Returns:
-        Name (`layers`, `norms`, `map-<part>`, `spectra-<part>`) → pictures to embed in a page.
+        Name (`layers`, `map-<part>`, `spectra-<part>`) → pictures to embed in a page.
 
     Raises:
         RunError: a file cannot be written.
     """
     folder, names = results.folder, list(results.norms)
     drawn = {"layers": drawn_picture(layers_map(results), folder, "layers")}
-    if 0 < len(names) <= MANY:
-        wide, phone = norms_figure(results, 9), norms_figure(results, PHONE)
-        drawn["norms"] = drawn_picture(wide, folder, "norms", phone)
     for part, cells in results.cells.items():
         values = [[cells[row, column].value for column in names] for row in names]
         layers = [results.layers[name] for name in names]
@@ -66,36 +58,6 @@ def layers_map(results: CurvatureResults) -> Figure | None:
         for kind, norms in kinds.items()
     }
     return layer_map({f"{PARTS[part]}, by layer": rows}, "log₁₀ nats per token")
-
-
-def norms_figure(results: CurvatureResults, width: float) -> Drawn:
-    """Draw one line per group, one marker per part, with standard errors, on a logarithmic axis."""
-    names = list(results.norms)
-    scale = log_axis(norm.value for norms in results.norms.values() for norm in norms.values())
-    figure = Drawn(figsize=(width, 0.24 * len(names) + 1.6), layout="constrained")
-    axis = figure.subplots()
-    for order, part in enumerate(results.parts):
-        shift = (order - (len(results.parts) - 1) / 2) * 0.22
-        norms = [norms[part] for norms in results.norms.values()]
-        axis.errorbar(
-            [norm.value for norm in norms],
-            [index + shift for index in range(len(norms))],
-            xerr=[norm.standard_error for norm in norms],
-            linestyle="none",
-            color=LOOKS[part][0],
-            marker=LOOKS[part][1],
-            markersize=4.2,
-            label=PARTS[part],
-        )
-    set_scale(axis, "x", scale["y_scale"], scale["limits"])
-    axis.xaxis.get_major_locator().set_params(numticks=int(1.5 * width))  # type: ignore[call-arg]
-    named = short_name if width == PHONE else plain_math
-    axis.set_yticks(range(len(names)), list(map(named, names)), fontsize=9)
-    axis.set_ylim(len(names) - 0.4, -0.6)
-    axis.grid(visible=True, axis="both")
-    axis.set_xlabel(r"Frobenius norm $\Vert H_{gg}\Vert_F$ (nats per token)", loc="right")
-    figure.legend(loc="outside upper center", ncols=int(width / LEGEND_INCHES))
-    return figure
 
 
 def spectra_figure(densities: Mapping[str, Sequence[SpectrumRow]], part: str) -> Figure:

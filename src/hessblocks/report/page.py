@@ -141,8 +141,6 @@ SURE = 2.0
 """Two values differ if they are more joint standard errors apart than this."""
 LEAST = 0.0005
 """Smallest difference reported without an error, in nats per token: half of the third decimal."""
-SEVERAL = 4
-"""Most blocks with all ratios listed; of more blocks, baseline, smallest and largest are listed."""
 VERDICTS = {-1: "more even than", 1: "less even than", 0: "not told apart from"}
 """Sign of a difference of heterogeneities → its name."""
 
@@ -243,7 +241,7 @@ def _evenness(moment: str, rows: Sequence[ComparisonRow], base: ComparisonRow) -
     if base.preset not in ratios:
         return
     when, measure = moment.capitalize(), "largest over smallest norm of a group, embeddings too"
-    clauses = _clauses(base.preset, ratios)
+    clauses = _clauses(ratios)
     if len(ratios) == 1:
         yield f"{when} training, the {measure} is {clauses}."
     else:
@@ -261,14 +259,10 @@ def _compared(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
     return f"the curvature {'; that '.join(shown)}"
 
 
-def _clauses(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
-    names = list(ratios)
-    if len(names) > SEVERAL:
-        ends = (find(names, key=lambda name: ratios[name].ratio.value) for find in (min, max))
-        names = list(dict.fromkeys((base, *ends)))
-    left = {name: short_names(ratios[name].zero_groups) for name in names}
+def _clauses(ratios: Mapping[str, Heterogeneity[Average]]) -> str:
+    left = {name: short_names(ratio.zero_groups) for name, ratio in ratios.items()}
     left = {n: f" without {zero}, exactly zero there" if zero else "" for n, zero in left.items()}
-    return ", ".join(f"{ratio_text(ratios[n]).split()[0]} in {n}{left[n]}" for n in names)
+    return ", ".join(f"{ratio_text(r).split()[0]} in {n}{left[n]}" for n, r in ratios.items())
 
 
 def _diverged(rows: Sequence[ComparisonRow]) -> Iterator[str]:

@@ -2,11 +2,11 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from hessblocks.conventions import AnyPath
-from hessblocks.figures import Figure, Heatmap, Panel, Scaling, Series
+from hessblocks.figures import Figure, Panel, Scaling, Series
 from hessblocks.storage import SignalRow, read_signal
 
 QUANTITIES: dict[str, tuple[str, str, Scaling]] = {
@@ -22,12 +22,6 @@ QUANTITIES: dict[str, tuple[str, str, Scaling]] = {
 """Quantity → title, label and scale of the ordinate."""
 GRADIENTS = ("gradient, query", "gradient, mlp_out")
 """Gradients that are also in the first figure; the second figure has all."""
-OF_HEADS = {
-    "head_entropy": "entropy of the rows (nats)",
-    "head_largest_logit": "largest logit",
-    "head_second_moment": "second moment tr M₂",
-}
-"""Quantity of a head → label of the colour scale."""
 CAPTION = (
     "Layer 0 is the first; input is what enters it. A token similarity or a stable rank of 1 is "
     "rank collapse. One seed, one batch of held-out tokens; values of 0 and infinite ones are "
@@ -36,7 +30,7 @@ CAPTION = (
 
 
 def write_signal_figures(folder: AnyPath) -> list[Path]:
-    """Draw results.csv to figures/signal, gradients and heads, each as .png and .svg.
+    """Draw results.csv to figures/signal and figures/gradients, each as .png and .svg.
 
     Args:
         folder: folder that `hessblocks signal` wrote.
@@ -64,37 +58,13 @@ def write_signal_figures(folder: AnyPath) -> list[Path]:
     signal += [panel for panel in gradients if panel.title in GRADIENTS]
     why = {f"{row.model}: no {row.quantity}: {row.method}." for row in rows if row.value is None}
     caption = " ".join([CAPTION, *sorted(why)]).replace("_", " ")
-    every: dict[str, tuple[str, Sequence[Panel | Heatmap]]] = {
-        "signal": ("How signal passes through the layers", [p for p in signal if p.series]),
-        "gradients": ("Gradient norms of each group", [p for p in gradients if p.series]),
-        "heads": ("Attention, head by head", list(_heads(rows))),
-    }
-    written = []
-    for name, (title, panels) in every.items():
-        if panels:
-            figure = Figure(title=title, caption=caption, panels=tuple(panels))
-            path = write_picture(draw(figure), folder / "figures", name)
+    written, every = [], {"Signal in the layers": signal, "Gradients of each group": gradients}
+    for title, panels in every.items():
+        if shown := tuple(panel for panel in panels if panel.series):
+            drawing = draw(Figure(title=title, caption=caption, panels=shown))
+            path = write_picture(drawing, folder / "figures", title.split()[0].lower())
             written += [path, path.with_suffix(".svg")]
     return written
-
-
-def _heads(rows: Sequence[SignalRow]) -> Iterator[Heatmap]:
-    """Draw one map per model and quantity: a row per layer, a column per head."""
-    for model in dict.fromkeys(row.model for row in rows):
-        for quantity, label in OF_HEADS.items():
-            layers: dict[int | None, list[float]] = defaultdict(list)
-            for row in rows:
-                if (row.model, row.quantity) == (model, quantity):
-                    layers[row.layer].append(_finite(row))
-            if any(math.isfinite(value) for values in layers.values() for value in values):
-                widest, step = max(map(len, layers.values())), len(layers) // 20 + 1
-                yield Heatmap(
-                    title=f"{model}: layers × heads",
-                    label=label,
-                    values=tuple((*v, *[math.nan] * (widest - len(v))) for v in layers.values()),
-                    rows=tuple("" if n % step else str(layer) for n, layer in enumerate(layers)),
-                    columns=tuple(map(str, range(widest))),
-                )
 
 
 def _finite(row: SignalRow) -> float:

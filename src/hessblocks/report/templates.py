@@ -181,19 +181,17 @@ def inlined(picture: bytes) -> str:
     return base64.b64encode(picture).decode("ascii")
 
 
-def drawn_picture(
-    figure: Figure | Drawn | None, folder: AnyPath, name: str, phone: Drawn | None = None
-) -> list[str]:
+def drawn_picture(figure: Figure | Drawn | None, folder: AnyPath, name: str) -> list[str]:
     """Draw a figure to figures/<name>.png and .svg of a folder, and encode it for its page.
 
     Args:
         figure: figure as data, or a figure of matplotlib; None draws nothing.
         folder: folder of the page.
         name: file name without suffix.
-        phone: version for phones, if `figure` is a figure of matplotlib.
 
     Returns:
-        Two images encoded by `inlined`, without title and caption: for wide screens and for phones.
+        Images encoded by `inlined`, without title and caption: for wide screens and, of a figure as
+        data, for phones.
 
     Raises:
         RunError: a file cannot be written.
@@ -202,11 +200,10 @@ def drawn_picture(
         return []
     from hessblocks.drawing import draw, page_picture, write_picture  # importing matplotlib is slow
 
-    if isinstance(figure, Figure):
-        phone = draw(figure.for_phone(), 0)
-        figure = draw(figure)
-    write_picture(figure, Path(folder, "figures"), name)
-    return [inlined(page_picture(drawing)) for drawing in (figure, phone) if drawing is not None]
+    phone = [draw(figure.for_phone(), 0)] if isinstance(figure, Figure) else []
+    drawn = draw(figure) if isinstance(figure, Figure) else figure
+    write_picture(drawn, Path(folder, "figures"), name)
+    return [inlined(page_picture(drawing)) for drawing in (drawn, *phone)]
 
 
 def shown_figure(figure: Figure, folder: AnyPath) -> dict[str, Any]:

@@ -63,8 +63,6 @@ class ByOptimiser:
     @property
     def text(self) -> str:
         """Defaults as text for the help."""
-        if len(self.defaults) == 1:
-            return f"{next(iter(self.defaults.values())):g}"
         return ", ".join(f"{value:g} for {name}" for name, value in self.defaults.items())
 
 

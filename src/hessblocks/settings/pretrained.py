@@ -100,6 +100,8 @@ class SignalInspection(InspectionSettings):
     """Products with each layer's Jacobian, for its condition number; 0: none."""
 
 
+BLOCK = 32
+"""Tokens that share a scale per channel of a cache."""
 NOT_NEGATIVE = Range(lambda value: value >= 0, "0 or more")
 
 
@@ -153,6 +155,11 @@ class PricingSettings:
                 "leave --round, --formats, --prune, --merge and --against out."
             )
         check_ranges(self)
+        if self.cache and self.tokens < BLOCK:
+            raise ArgumentError(
+                f"--tokens: --cache prices scales per channel too, which {BLOCK} tokens share; "
+                f"give --tokens {BLOCK} or more."
+            )
         if self.allocate is None or self.formats:
             return
         if not bits:

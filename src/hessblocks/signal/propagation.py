@@ -97,9 +97,7 @@ def rank_collapse(similarities: Sequence[float], *, above: float = COLLAPSED) ->
         >>> rank_collapse([0.2, 0.995, 0.4, 0.995, 0.999])
         3
     """
-    collapsed = sum(
-        1 for _ in takewhile(lambda similarity: similarity > above, reversed(similarities))
-    )
+    collapsed = len(list(takewhile(lambda similarity: similarity > above, reversed(similarities))))
     return len(similarities) - collapsed if collapsed else None
 
 
@@ -351,15 +349,23 @@ def _jacobians(
     first = {name: inputs[name][:1, real[0]] for name in names}
     with torch.no_grad():
         called, _ = calls(double, layers_of(double), first)
-    return [
-        conditioning(
-            lambda z, call=call: call.again(z[None])[0],  # type: ignore[misc]
-            call.x[0].detach(),
-            dense_limit=dense_limit,
-            steps=steps,
-        )
-        for call in map(called.__getitem__, layers_of(double))
-    ]
+    try:
+        return [
+            conditioning(
+                lambda z, call=call: call.again(z[None])[0],  # type: ignore[misc]
+                call.x[0].detach(),
+                dense_limit=dense_limit,
+                steps=steps,
+            )
+            for call in map(called.__getitem__, layers_of(double))
+        ]
+    except RuntimeError as error:
+        if "autograd.Function" not in str(error):
+            raise
+        raise ArgumentError(
+            "jacobian_steps: expected 0, since a layer has an autograd.Function that torch.func "
+            "cannot differentiate"
+        ) from error
 
 
 def _values(layer: LayerSignal) -> Iterator[tuple[str, str, float | None, str]]:

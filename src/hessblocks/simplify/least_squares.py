@@ -73,10 +73,6 @@ class NormalEquations:
         missed = (wide * (gram @ wide)).sum() - 2 * (wide * cross).sum() + self.square
         return float(missed) / (self.square or 1.0)
 
-    def of_outputs(self, outputs: slice) -> NormalEquations:
-        """Return the equations of some outputs; ‖Y‖² stays that of all."""
-        return replace(self, cross=self.cross[:, outputs])
-
     def __add__(self, other: NormalEquations) -> NormalEquations:
         """Combine the tokens of both."""
         return NormalEquations(
@@ -118,7 +114,8 @@ class Refit:
     ) -> Float[Tensor, "K O"]:
         """Solve as `NormalEquations.solve`, with the ridge that is best on unseen tokens."""
         outputs = slice(None, None, max(1, old.shape[1] // OUTPUTS))  # all have the same inputs
-        first, second = self._first.of_outputs(outputs), self._second.of_outputs(outputs)
+        halves = self._first, self._second  # whose ‖Y‖² stays that of all outputs
+        first, second = (replace(half, cross=half.cross[:, outputs]) for half in halves)
 
         def missed(ridge: float) -> float:
             pairs = ((first, second), (second, first))

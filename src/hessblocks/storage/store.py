@@ -147,12 +147,9 @@ def _parse(path: Path, line: bytes) -> Record | None:
         entry = parse_json(line.decode())
         version, record = entry["version"], dict(entry["record"])
         if version not in (2, VERSION):
-            age, advice = (
-                ("a newer", "upgrade hessblocks or ") if version > VERSION else ("an older", "")
-            )
             raise RunError(
-                f"{path}: written by {age} hessblocks (store version {version}, this one reads 2 "
-                f"to {VERSION}); {advice}choose another --out."
+                f"{path}: written by another version of hessblocks (store version {version}, this "
+                f"one reads 2 to {VERSION}); use that version, or choose another --out."
             )
         common = record.pop("common")
         rows = tuple({**common, **row} for row in record.pop("rows"))

@@ -139,7 +139,7 @@ class ResultRow:
     stage: str = ""
     """initial, final, or empty if neither applies."""
     quantity: str
-    """parameters, flops (per update), tokens_per_second, peak_memory (bytes of an update),
+    """parameters, flops (per update), tokens_per_second, peak_memory (bytes on CUDA),
     training_time (s), loss or frobenius_norm (nats per token)."""
     layer: int | None = None
     """Layer from 0; None outside the layers."""

@@ -1,7 +1,7 @@
 """Base class of results: a one-line summary, rows for pandas or notebooks, files to save and read.
 
-A JSON file holds the class name of a result, its fields and its tensors. A safetensors file holds
-the names and fields as JSON in its metadata, and the tensors in binary form.
+A JSON file holds the class name of a result and its fields. A safetensors file holds them as JSON
+in its metadata, and the tensors in binary form.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 KIND = "hessblocks"
 """Key of the class name in the file of a result."""
-MOST_IN_JSON = 1_000_000
-"""Most tensor entries in a JSON file."""
-
+DTYPES = {str(entry): entry for entry in vars(torch).values() if isinstance(entry, torch.dtype)}
 SHOWN = 20
 """Most rows of a table in a notebook."""
 
@@ -88,11 +86,11 @@ class Tabular(abc.ABC):
         """Write the result to a file for `hessblocks.read`, or its rows to a CSV table.
 
         Args:
-            path: path that ends in .json, .safetensors (for tensors of any size, such as
-                eigenvectors) or .csv (rows only). The file is written whole or not at all.
+            path: path that ends in .json, .safetensors (for results with tensors, such as
+                spectra) or .csv (rows only). The file is written whole or not at all.
 
         Raises:
-            ArgumentError: `path` has another ending, or there are too many numbers for JSON.
+            ArgumentError: `path` has another ending, or is JSON for a result with tensors.
             RunError: the file cannot be written.
         """
         path = Path(path)
@@ -108,11 +106,12 @@ class Tabular(abc.ABC):
             copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
             with atomic_path(path) as temporary:
                 save_file(copies, temporary, metadata={KIND: json.dumps(written)})
-        elif path.suffix == ".json":
-            write_text(path, json.dumps(written | {"tensors": _listed(tensors)}, indent=1) + "\n")
+        elif path.suffix == ".json" and not tensors:
+            write_text(path, json.dumps(written, indent=1) + "\n")
         else:
             raise ArgumentError(
-                f"path: expected a name that ends in .csv, .json or .safetensors, got {str(path)!r}"
+                "path: expected a name that ends in .csv, .safetensors, or without tensors .json, "
+                f"got {str(path)!r}"
             )
 
     def _content(self) -> tuple[str, dict[str, Any]]:
@@ -180,19 +179,6 @@ def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
     return str(value)  # a path, or a dtype of torch
 
 
-def _listed(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Convert tensors to JSON: dtype, shape and flat list of values."""
-    if (count := sum(tensor.numel() for tensor in tensors.values())) > MOST_IN_JSON:
-        raise ArgumentError(
-            f"path: {count:,} numbers are too many for JSON; give a name that ends in .safetensors"
-        )
-    values = {name: _plain(tensor.flatten().tolist(), {}) for name, tensor in tensors.items()}
-    return {
-        name: {"dtype": str(tensor.dtype), "shape": [*tensor.shape], "values": values[name]}
-        for name, tensor in tensors.items()
-    }
-
-
 def read_result(path: Path, kinds: Mapping[str, type[Tabular]]) -> Tabular:
     """Read a result that `Tabular.save` wrote; nothing in the file is executed.
 
@@ -212,7 +198,11 @@ def read_result(path: Path, kinds: Mapping[str, type[Tabular]]) -> Tabular:
             f"path: expected a .json or .safetensors file, got {str(path)!r}; .csv holds rows alone"
         )
     try:
-        written, tensors = _opened(path)
+        if path.suffix == ".json":
+            written, tensors = read_object(path), dict[str, Tensor]()
+        else:
+            tensors, metadata = opened(path)
+            written = parse_json(metadata[KIND])
         kind = kinds[written[KIND]]
         result: Tabular = _fields(kind, written["fields"], tensors)
         str(result), result._first(1)  # these fail if the fields do not fit together
@@ -224,19 +214,6 @@ def read_result(path: Path, kinds: Mapping[str, type[Tabular]]) -> Tabular:
     return result
 
 
-def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if path.suffix == ".safetensors":
-        tensors, metadata = opened(path)
-        return parse_json(metadata[KIND]), tensors
-    written = read_object(path)
-    return written, {
-        name: torch.tensor(
-            [float(value) for value in entry["values"]], dtype=_dtype(entry["dtype"])
-        ).reshape(entry["shape"])
-        for name, entry in written["tensors"].items()
-    }
-
-
 def _fields(kind: Any, content: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Build a result from its stored fields; a tensor stands there by its name in `tensors`."""
     converter, lengths = JSON.copy(), dict[str, int]()
@@ -244,7 +221,7 @@ def _fields(kind: Any, content: Any, tensors: Mapping[str, Tensor]) -> Any:
         lambda hint: hasattr(hint, "dim_str"),
         lambda name, hint: _fitting(tensors[name], hint.dim_str.split(), lengths),
     )
-    converter.register_structure_hook(torch.dtype, lambda name, _: _dtype(name))
+    converter.register_structure_hook(torch.dtype, lambda name, _: DTYPES[name])
     if is_dataclass(kind) and isinstance(kind, type):
         return typed(converter, kind, content)
     hints = get_type_hints(kind.__init__)
@@ -258,12 +235,6 @@ def _fitting(tensor: Tensor, names: Sequence[str], lengths: dict[str, int]) -> T
     if not (alike and tensor.is_floating_point()):
         raise ValueError(f"got {tensor.dtype} of shape {tuple(tensor.shape)} beside {lengths}")
     return tensor
-
-
-def _dtype(name: str) -> Any:
-    """Return a dtype of torch by its name, such as `torch.float32`."""
-    dtypes = {str(entry): entry for entry in vars(torch).values() if isinstance(entry, torch.dtype)}
-    return dtypes[name]
 
 
 NamedTensors = dict[str, Shaped[Tensor, "..."]]

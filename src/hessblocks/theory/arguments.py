@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hessblocks.errors import ArgumentError, check_memory_limit, check_name
+from hessblocks.errors import ArgumentError, check_name, check_whole
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory import validation as valid
 from hessblocks.theory.head_vectors import HeadNorm
@@ -87,7 +87,7 @@ def attention_hessian(
         key_norm: the same for keys.
         temperature: τ, above 0, a further divisor of the scores. Without a norm of queries the
             blocks are those of W_Q / τ, divided by τ once for each query or query_key among row and
-            column. Their limits are `theory.at_limit`.
+            column.
         bias: numbers added to the divided scores before softmax, (heads, tokens, tokens), such as
             ALiBi's. A sink is one more token of zeros, with its score as the bias of all queries.
         memory_limit: bytes that the intermediate results of one operation may take.
@@ -119,7 +119,7 @@ def attention_hessian(
         0.0
     """
     x = valid.check_input(x)
-    check_memory_limit(memory_limit)
+    check_whole(1, memory_limit=memory_limit)
     check_name("scores", scores, ("softmax", "linear"))
     check_name("query_key", query_key, ("two-matrix", "one-matrix"))
     valid.check_temperature(temperature)

@@ -121,13 +121,9 @@ def _product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
 def _query_query(head: HeadTokens, row: str, column: str) -> Terms:
     if not head.softmax:
         return []
-    carried = (head.carried_keys, head.scale**2 * head.beta * head.carried_keys)
-    # a token's (K, K) matrix is at least twice its two factors over the keys
-    if 4 * head.x.shape[1] <= head.carried_keys.shape[2] and not head.joined:
-        left, right = head.third_factors(*carried)
-        thin = TokenMatrices(left=left, right=right, symmetric=True)
-        return [_term(_beside(head, row), _beside(head, column), thin)]
-    half = head.toward_query(head.third_moment(*carried), column)
+    keys = head.carried_keys
+    third = head.third_moment(keys, head.scale**2 * head.beta * keys)
+    half = head.toward_query(third, column)
     return [_between(head, row, column, _toward_rows(head, half, row), symmetric=row == column)]
 
 

@@ -219,17 +219,6 @@ class HeadTokens(HeadVectors):
         along = _weighted(weights, left)[..., None]
         return weights[:, :, None, :] * centred - slope[:, :, None, :] * along
 
-    def third_factors(
-        self, left: Float[Tensor, "B L E"], right: Float[Tensor, "B L U"]
-    ) -> tuple[Float[Tensor, "N L E"], Float[Tensor, "N L U"]]:
-        """Factor `third_moment` over the keys, thin: (N, L, E) and (N, L, U)."""
-        assert self.softmax
-        slope, weights = self.slope[..., None], self.score_gradient[..., None]
-        mean, along = ((w @ left)[:, :, None] for w in (self.slope, self.score_gradient))
-        weighted = weights * (left[:, None] - mean) - slope * along
-        carried = right[:, None].expand(-1, weighted.shape[1], -1, -1)
-        return weighted.flatten(0, 1), carried.flatten(0, 1)
-
     def _gathered(
         self, count: int, weighting: Callable[[slice], Tensor], carried: Carried
     ) -> Tensor:

@@ -254,10 +254,7 @@ def check_temperature(temperature: object) -> None:
     # NaN fails the comparison, too
     number = temperature if isinstance(temperature, int | float) else math.nan
     if isinstance(temperature, bool) or not 0 < number < math.inf:
-        raise ArgumentError(
-            f"temperature: expected a finite number above 0, got {temperature!r}; "
-            "its limits are `hessblocks.theory.at_limit`"
-        )
+        raise ArgumentError(f"temperature: expected a finite number above 0, got {temperature!r}")
 
 
 def check_per_token(

@@ -9,7 +9,7 @@ from hessblocks.training.following import (
     gain_values,
 )
 from hessblocks.training.preparation import model_without_weights, prepare, resolve_device
-from hessblocks.training.recorder import Recorder, peak_bytes, update_flops, working_seconds
+from hessblocks.training.recorder import Recorder, update_flops, working_seconds
 from hessblocks.training.run import DivergenceWarning
 from hessblocks.training.trainer import (
     GuardedTrainer,

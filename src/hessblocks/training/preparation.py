@@ -1,16 +1,13 @@
 """Prepare a run: choose the device, build the model, and check everything before writing."""
 
-import importlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.integrations import get_available_reporting_integrations
 from transformers.modeling_utils import local_torch_dtype
 
 from hessblocks.blocks import BlockConfig, Position, part_of, pattern_names, slot_pairs
@@ -71,33 +68,6 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def check_tracker(name: str) -> str:
-    """Refuse an experiment tracker that is not installed.
-
-    Returns:
-        The name.
-
-    Raises:
-        ArgumentError: its package is not installed.
-    """
-    if name != "none" and name not in get_available_reporting_integrations():
-        raise ArgumentError(
-            f"--report-to: {name} is not installed; run pip install {name}, or leave the option "
-            "out."
-        )
-    return name
-
-
-@contextmanager
-def closed_tracker(name: str) -> Iterator[None]:
-    """Finish a wandb run after the training inside; the Trainer does not finish it."""
-    try:
-        yield
-    finally:  # also after an error: the next training would otherwise log into the same run
-        if name == "wandb":
-            importlib.import_module("wandb").finish()
-
-
 TrainedSettings = RunSettings | ComparisonSettings
 
 
@@ -134,7 +104,6 @@ def prepare(settings: TrainedSettings, corpus: Corpus) -> Prepared:
     """
     sizes = settings.model
     check_environment(settings.device)
-    check_tracker(settings.report_to)
     prepared = Prepared(settings, corpus)
     outlines = [prepared.outline(name) for name in settings.presets]
     for split in ("train", "validation"):

@@ -3,20 +3,14 @@
 import gc
 import math
 import time
-import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from jaxtyping import Shaped
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
@@ -26,10 +20,7 @@ from hessblocks.settings import RunSettings
 from hessblocks.storage import JsonLine, append_line, remembered_in
 from hessblocks.training.folder import RunFolder, prune
 from hessblocks.training.preparation import model_without_weights
-from hessblocks.training.trainer import Divergence, GuardedTrainer, layer_matrices, located
-
-AVERAGES = {"adamw": 2, "sgd": 1, "muon": 2}
-"""Moving averages that an optimiser keeps of each parameter; muon one of the layers' matrices."""
+from hessblocks.training.trainer import Divergence, GuardedTrainer, located
 
 
 def working_seconds(device: str) -> float:
@@ -91,93 +82,11 @@ def sequence_flops(model: PreTrainedModel, context: int) -> int:
     return count
 
 
-def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int) -> int:
-    """Count the peak memory of one update on a CPU; on CUDA reset the peak counter and return 0.
-
-    Args:
-        model: model to train; its gradients are set to None.
-        settings: settings of the run.
-        sequences: sequences of one pass on this device.
-
-    Returns:
-        Bytes of weights, gradients, optimiser state and activations; 0 on CUDA.
-    """
-    if settings.device == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        return 0
-    shape = (sequences, settings.model.context)
-    tokens = torch.zeros(shape, dtype=torch.long, device=model.device)
-
-    def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=settings.training.bf16):
-            loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-
-    # compiled code hides its tensors
-    eager = torch.compiler.set_stance if settings.training.compile else nullcontext
-    with eager("force_eager"):
-        peak = peak_bytes(step, [*model.parameters(), *model.buffers()])
-    model.zero_grad(set_to_none=True)
-    optimiser, trained = (
-        settings.training.optimiser,
-        [p for p in model.parameters() if p.requires_grad],
-    )
-    peak += AVERAGES[optimiser] * sum(p.nbytes for p in trained)
-    return peak - (sum(p.nbytes for p in layer_matrices(model)) if optimiser == "muon" else 0)
-
-
-def peak_bytes(run: Callable[[], None], tensors: Sequence[Shaped[Tensor, "..."]]) -> int:
-    """Count the peak bytes of live tensors during `run`, with the tensors that exist before.
-
-    Args:
-        run: function to run; temporary memory inside a kernel is not counted.
-        tensors: those that exist before.
-
-    Returns:
-        Bytes; tensors that share memory count once.
-    """
-    before = {memory.data_ptr(): memory.nbytes() for memory in _storages(list(tensors))}
-    alive = _Alive()
-    with alive:
-        run()
-    return sum(before.values()) + alive.peak
-
-
-class _Alive(TorchDispatchMode):
-    """Dispatch mode that counts the bytes of new storages until each is freed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known: dict[int, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = {int(storage._cdata) for storage in _storages((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
-        for storage in _storages(result):
-            if storage._cdata not in inputs:
-                self._add(storage)
-        return result
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = int(storage._cdata), storage.nbytes()
-        if key in self._known:
-            return
-        self._known[key] = size
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._drop, key)
-
-    def _drop(self, key: int) -> None:
-        self.now -= self._known.pop(key, 0)
-
-
-def _storages(values: Any) -> list[torch.UntypedStorage]:
-    return [
-        tensor.untyped_storage() for tensor in tree_leaves(values) if isinstance(tensor, Tensor)
-    ]
+def reset_peak() -> None:
+    """Free unused memory of CUDA, and measure the peak from here on."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
 
 
 class Recorder(TrainerCallback):

@@ -1,5 +1,6 @@
 """Train a run in its folder, and measure curvature before and after."""
 
+import importlib
 import math
 import statistics
 import warnings
@@ -19,8 +20,8 @@ from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureSettings, RunSettings
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
 from hessblocks.training.following import Observer, line_files, map_rows
-from hessblocks.training.preparation import Prepared, closed_tracker
-from hessblocks.training.recorder import Recorder, start_counting, update_flops
+from hessblocks.training.preparation import Prepared
+from hessblocks.training.recorder import Recorder, reset_peak, update_flops
 from hessblocks.training.trainer import make_trainer, tokenizer_of
 
 
@@ -177,10 +178,13 @@ class Run:
         observer = Observer(recorder, self.folder, self.corpus)
         model = self.prepared.build(settings.preset, settings.seed)
         trainer = make_trainer(model, settings, self.corpus, self.folder.checkpoints)
-        sequences = settings.training.sequences_each()
-        recorder.peak = max(recorder.peak, start_counting(model, settings, sequences))
-        with closed_tracker(settings.report_to):
+        if settings.device == "cuda":
+            reset_peak()
+        try:
             recorder.record(trainer, *([observer] if settings.observation.any else []))
+        finally:
+            if settings.report_to == "wandb":  # the next training would log into the same run
+                importlib.import_module("wandb").finish()
         if divergence := recorder.divergence:
             warnings.warn(
                 f"{self.name}: diverged at step {divergence.step}: the {divergence.words} "
@@ -207,7 +211,8 @@ class Run:
             ("loss", "initial"): first,
             ("loss", "final"): math.nan if diverged else last,
             ("tokens_per_second", ""): statistics.median(speeds),
-            ("peak_memory", ""): measured["peak_memory"],
             ("training_time", ""): measured["seconds"],
         }
+        if peak := measured["peak_memory"]:
+            values["peak_memory", ""] = peak
         return self._rows("measured", values)

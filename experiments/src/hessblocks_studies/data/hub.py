@@ -22,7 +22,6 @@ from hessblocks.data import (
 )
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks_studies.data.tasks import SEPARATOR, LabelledText, Task
-from hessblocks_studies.engine.extras import check_extra
 
 HUB_VERSION = 1
 """Version of the cache; increased whenever equal texts give other tokens."""
@@ -119,8 +118,10 @@ def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
 
 
 def _dataset(path: str, configuration: str | None, split: str, **options: Any) -> Iterable[Any]:
-    check_extra("hub", "hub", "datasets")
-    import datasets
+    try:
+        import datasets
+    except ImportError as error:
+        raise ArgumentError(f"hub: {error}; run pip install 'hessblocks-studies[hub]'.") from error
 
     dataset: Iterable[Any] = datasets.load_dataset(path, configuration, split=split, **options)
     return dataset

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 from joblib import register_parallel_backend
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks_studies.engine.extras import check_extra
 from hessblocks_studies.engine.point import Point
 
 PATIENCE = 5.0
@@ -29,9 +28,13 @@ class RayCluster:
             ArgumentError: Ray is not installed, or the address is invalid.
             RunError: no cluster answers.
         """
-        check_extra("ray", "cluster", "ray")
-        import ray
-        from ray.util.joblib.ray_backend import RayBackend
+        try:
+            import ray
+            from ray.util.joblib.ray_backend import RayBackend
+        except ImportError as error:
+            raise ArgumentError(
+                f"--ray: {error}; run pip install 'hessblocks-studies[cluster]'."
+            ) from error
 
         class Unordered(RayBackend):
             # it does, and points must be stored as they finish

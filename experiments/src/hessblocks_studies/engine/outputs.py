@@ -1,13 +1,17 @@
 """Write the files that a study derives from its store: results.csv, summary.json, figure.json."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from hessblocks.figures import Figure
 from hessblocks.storage import Scalar, Store, json_text, table_text, write_text
 from hessblocks_studies.engine.point import Point, plain
 from hessblocks_studies.engine.stored import Stored
-from hessblocks_studies.engine.stored_figure import figure_fields
 from hessblocks_studies.engine.study import Check, Study
+
+OF_PAGES = ("note", "across", "below", "numbers", "band", "by_tick", "rows", "columns")
+"""Fields of series, panels and maps that are not in figure.json."""
 
 
 def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> tuple[Check, ...]:
@@ -56,3 +60,17 @@ def outputs_of(
         "summary.json": json_text({**about, **summary.to_dict()}),
     }
     return texts, tuple(summary.checks)
+
+
+def figure_fields(figure: Figure) -> dict[str, Any]:
+    """Convert the figure to plain data, as in figure.json."""
+    panels = [asdict(panel, dict_factory=_stored) for panel in figure.panels]
+    return {"title": figure.title, "caption": figure.caption, "panels": panels}
+
+
+def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Select the fields for figure.json; as in older files, unused fields are left out."""
+    silent = (("guide", False), ("limits", None))
+    return {
+        name: value for name, value in pairs if name not in OF_PAGES and (name, value) not in silent
+    }

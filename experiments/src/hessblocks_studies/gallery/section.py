@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hessblocks.conventions import AnyPath
+from hessblocks.errors import RunError
+from hessblocks.figures import Figure
 from hessblocks.report import drawn_picture
 from hessblocks.storage import read_object
-from hessblocks_studies.engine.stored_figure import read_figure
+from hessblocks.typed import JSON, typed
 from hessblocks_studies.gallery.against_published import Difference, differences
 
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
@@ -100,6 +103,21 @@ def _values(values: Sequence[Any]) -> str:
     if len(texts) > MANY:
         return f"{', '.join(texts[:FEW])} and {len(texts) - FEW} more"
     return ", ".join(texts)
+
+
+def read_figure(path: AnyPath) -> Figure:
+    """Read the figure that a study wrote as figure.json.
+
+    Returns:
+        The figure of the study.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    try:
+        return typed(JSON, Figure, read_object(Path(path)))
+    except ValueError as error:
+        raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
 
 
 def load_section(folder: Path) -> StudySection:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from hessblocks.storage import Row
-from hessblocks.training import peak_bytes
 from hessblocks_studies.masked.masked_settings import Pretraining
+from hessblocks_studies.masked.peak_memory import peak_bytes
 from hessblocks_studies.masked.pretrain import CLIP
 from hessblocks_studies.shared import ROUNDS, STEP_TIME, TimedModel, in_turns, measured, timed
 

@@ -1,8 +1,7 @@
 """`hessblocks presets`: list every block, what it removes, and its size at given dimensions."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from hessblocks.cli import checks, options
 from hessblocks.errors import ArgumentError
@@ -13,35 +12,26 @@ from hessblocks.settings import PresetSizes
 def presets(
     *,
     sizes: PresetSizes,
-    out: Annotated[
-        Path | None, options.checked(checks.out, help="Folder for the table, as presets.json.")
-    ] = None,
     screen: options.Screen,
 ) -> None:
     """List the blocks, what each removes, and their size, without allocating any weights."""
     sizes.check_heads(checks.PRESETS)
     from hessblocks.blocks import PRESETS
     from hessblocks.cli.terminal import plain_table, show
-    from hessblocks.storage import write_json
 
     counted = block_sizes(sizes)
     described = {"command": "presets", "presets": {s.preset: asdict(s) for s in counted}}
-    if out is not None:
-        write_json(out / "presets.json", described)
     left_out = [name for name in PRESETS if name not in described["presets"]]
     described["left_out"] = left_out
     note = (
         f"{sizes.depth} layers, width {sizes.width}, {sizes.heads} heads, vocabulary "
-        f"{sizes.vocab_size:,}, context {sizes.context}; matmuls and multiply-adds: of one token, "
-        "in the whole model with its head"
+        f"{sizes.vocab_size:,}, context {sizes.context}; multiply-adds: of one token, in the whole "
+        "model with its head"
     )
     if left_out:
         note += f"; left out, since what was set excludes their parts: {', '.join(left_out)}"
-    columns = ("block", "what it is", "parameters", "matmuls", "multiply-adds")
-    rows = [
-        (s.preset, s.summary, f"{s.parameters:,}", f"{s.matmuls:,}", _millions(s.multiply_adds))
-        for s in counted
-    ]
+    columns = ("block", "what it is", "parameters", "multiply-adds")
+    rows = [(s.preset, s.summary, f"{s.parameters:,}", _millions(s.multiply_adds)) for s in counted]
     show(described, [plain_table(columns, rows, left=2), note], as_json=screen.json)
 
 
@@ -55,8 +45,6 @@ class BlockSize:
     """Description of the block and of what it removes."""
     parameters: int
     """Number of trainable parameters; tied ones count once."""
-    matmuls: int
-    """Matrix products of one token: weights, scores and mix of each layer, and the output head."""
     multiply_adds: int
     """Multiply-adds of one token, the last one of a full context or window. The centring term of
     shaped attention, a mean, is not counted."""
@@ -126,7 +114,6 @@ def _size(name: str, sizes: PresetSizes) -> BlockSize:
         preset=name,
         summary=blocks.summary(name),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        matmuls=len(weights) + 2 * attending,
         multiply_adds=sum(weights) + 2 * attending * keys * products,
     )
 

@@ -16,7 +16,9 @@ def quantise(
     file: Annotated[
         Path,
         options.checked(
-            lambda file: checks.out(file.parent), name="FILE", help="GGUF file or folder to write."
+            lambda file: "" if file.exists() else checks.out(file),
+            name="FILE",
+            help="GGUF file or folder to write.",
         ),
     ],
     /,
@@ -105,6 +107,7 @@ def _measure(
     """Check the length of the text, and call what measures in a folder."""
     given |= asdict(settings)
     checks.check_length(given["data"], settings.sequences, settings.tokens)
+    checks.check_run(command, given["out"])
     from hessblocks.cli.commands.work import measure_in_folder
 
     measure_in_folder(command, function, given, as_json=screen.json)

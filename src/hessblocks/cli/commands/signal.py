@@ -14,25 +14,18 @@ from hessblocks.settings import SignalInspection
 @options.taking
 def signal(
     models: Annotated[
-        list[str] | None,
+        list[str],
         options.checked(
             checks.models,
             name="MODEL",
             help="A folder that save_pretrained wrote, a name in the local Hugging Face cache, or "
             "preset:NAME for a block of `hessblocks presets` at initialisation; preset:NAME-plain "
             "is the same block with plain softmax attention.",
+            completer=options.Names(tuple(map("preset:{}".format, checks.PRESETS))),
         ),
-    ] = None,
+    ],
     /,
     *,
-    presets: Annotated[
-        tuple[str, ...],
-        options.checked(
-            lambda names: checks.blocks(names, (*checks.PRESETS, *checks.PLAIN)),
-            help="Names of blocks with commas, such as skipless-plain,skipless.",
-        ),
-        options.several("presets"),
-    ] = (),
     settings: SignalInspection,
     out: Annotated[
         Path,
@@ -48,7 +41,7 @@ def signal(
     --depth to --vocab-size are for presets. Results of an earlier `signal` in the folder are
     replaced.
     """
-    settings.check_heads([*presets, *(name for name in models or [] if checks.PREFIX in name)])
+    settings.check_heads([name for name in models if checks.PREFIX in name])
     checks.check_length(settings.data, settings.sequences, settings.tokens)
     from hessblocks.cli.signal_screen import described, lines
     from hessblocks.cli.terminal import ScreenProgress, show
@@ -58,7 +51,7 @@ def signal(
     start, progress = time.perf_counter(), ScreenProgress()
     with contextlib.redirect_stdout(sys.stderr):
         rows = measure_signal(
-            [*(models or []), *(f"preset:{name}" for name in presets)],
+            models,
             out=out,
             device=device,
             progress=progress,

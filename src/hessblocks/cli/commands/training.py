@@ -55,6 +55,7 @@ def compare(
     """
     model.check_heads(presets)
     checks.check_length(text.data, 1, model.context)
+    checks.check_run("compare", out)
     sample = observation.sample if curvature else None
     measured: dict[str, Any] = {"curvature": sample, "observation": observation}
     settings.SharedSettings(model=model, training=training, **measured)
@@ -108,6 +109,7 @@ def train(
     """Train one block and save the model in --out, ready for `from_pretrained`."""
     model.check_heads([preset])
     checks.check_length(text.data, 1, model.context)
+    checks.check_run("train", out)
     settings.SharedSettings(model=model, training=training, observation=observation)
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out

@@ -25,7 +25,7 @@ from hessblocks.curvature.exact.unembedding import SeenLoss
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.losses import Batch, causal_targets, check_task, given_labels, unpack
 from hessblocks.curvature.model_state import exclusive
-from hessblocks.errors import ArgumentError, check_memory_limit, check_name
+from hessblocks.errors import ArgumentError, check_name, check_whole
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory import AttentionHessian, AttentionLayer, TokenCurvature
 
@@ -189,7 +189,7 @@ def taken(
 ) -> Iterator[tuple[last_layer.LastAttention, Int[Tensor, "B L"], Bool[Tensor, "B L"]]]:
     """Extract the last attention, with the targets and the mask of valid ones."""
     check_name("loss of the closed form", str(loss), _TARGETS)
-    check_memory_limit(memory_limit)
+    check_whole(1, memory_limit=memory_limit)
     with exclusive(model):
         last_layer.check_model(model)
     unpacked = unpack(batch, next(model.parameters()).device)

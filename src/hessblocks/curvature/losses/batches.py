@@ -183,8 +183,8 @@ class Batches:
             batches = [batches]
         if isinstance(batches, list) and len(batches) == 2 and _same_length(*batches):
             raise ArgumentError(
-                "batches: a list of two tensors of equal length is a pair or two batches; give a "
-                "pair as a tuple, (inputs, labels), and two batches as [(first,), (second,)]"
+                "batches: a list of two tensors of equal length may be a pair or two batches; give "
+                "a pair as a tuple, (inputs, labels), and two batches as [(first,), (second,)]"
             )
         if not isinstance(batches, Iterable):
             raise ArgumentError(

@@ -34,7 +34,7 @@ from hessblocks.curvature.products.forward import Forward
 from hessblocks.curvature.products.passes import PassPlan, make_plan
 from hessblocks.curvature.products.repeatability import notice_randomness
 from hessblocks.curvature.witness import readable_errors
-from hessblocks.errors import ArgumentError, RunError, check_memory_limit
+from hessblocks.errors import ArgumentError, RunError, check_whole
 from hessblocks.linalg import Operand, default_limit
 
 
@@ -115,7 +115,7 @@ class Problem(Operand):
         self.loss = loss
         self.processes = processes(shard, sharded=self.sharded)
         if memory_limit is not None:
-            check_memory_limit(memory_limit)
+            check_whole(1, memory_limit=memory_limit)
         self.memory_limit = memory_limit
         with model_state.exclusive(self.model):
             model_state.check_parameters(self.model)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ def condition_number(
     definite = op.positive_semidefinite
     target = op if definite else _NormalOperator(op if op.shape[0] >= op.shape[1] else op.adjoint())
     rounding = 10 * torch.finfo(working_dtype(op.dtype)).eps * math.sqrt(target.shape[0])
-    search = {"max_products": max_products, "memory_limit": memory_limit, "seed": seed}
+    search: Any = {"max_products": max_products, "memory_limit": memory_limit, "seed": seed}
     ends = extreme_eigenvalues(target, 1, "both", tolerance=rounding, **search)
     top, bottom = float(ends.values[0]), float(ends.values[-1])
     above, below = (float(residual) + rounding * top for residual in ends.residuals[[0, -1]])

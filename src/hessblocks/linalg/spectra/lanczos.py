@@ -41,7 +41,7 @@ from typing import get_args
 
 import torch
 
-from hessblocks.errors import ArgumentError, check_memory_limit, check_name, check_whole, in_units
+from hessblocks.errors import ArgumentError, check_name, check_whole, in_units
 from hessblocks.linalg.estimators import Eigenvalues, assemble, check_square
 from hessblocks.linalg.operators import (
     LinearOperator,
@@ -142,7 +142,7 @@ def extreme_eigenvalues(
         raise ArgumentError(f"tolerance: expected a share of at least 0, got {tolerance!r}")
     share = math.sqrt(torch.finfo(working_dtype(op.dtype)).eps) if tolerance is None else tolerance
     if memory_limit is not None:
-        check_memory_limit(memory_limit)
+        check_whole(1, memory_limit=memory_limit)
     wanted, size = Wanted(count=count, which=SAME.get(which, which)), op.shape[0]
     total = min(wanted.ends * count, size)
     limit = memory_limit or default_limit(op.device)
