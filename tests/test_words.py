@@ -157,13 +157,24 @@ def test_the_readme_is_read_in_two_minutes() -> None:
 
 def test_the_page_on_the_cache_says_what_was_measured() -> None:
     page = read("docs/cache.md")
+    assert len(words(page)) <= 1300
     figures = json.loads(read("benchmarks/results/cache.json"))["figures"]
-    draws = {name: draw for name, draw in figures.items() if ", 96 tokens, " in name}
-    rows = [row for draw in draws.values() for row in draw["rows"] if row["kind"] == "whole model"]
-    assert len(rows) >= 3 * 16
-    for row in rows:
-        for number, error in (("forecast", "forecast_error"), ("measured", "measured_error")):
-            assert f"{row[number]:.3g} ± {row[error]:.2g}" in page, row
-    for name, draw in draws.items():
+    cells: dict[str, list[str]] = {"prose": [], "code": []}
+    for name, draw in figures.items():
+        if " tokens, " not in name:
+            continue
+        whole = [row for row in draw["rows"] if row["kind"] == "whole model"]
+        text, tokens = name.split(", ")[:2]
         near = draw["summary"]["whole model"]["within 0.8 to 1.25"]
-        assert re.search(rf"{name.split(',')[0]} {name[-2:]} has {near}\b", page), name
+        assert f"{text} at {tokens} has {near} of {len(whole)}" in page.lower(), name
+        for row in whole if tokens == "96 tokens" else ():
+            pairs = ("forecast", "forecast_error"), ("measured", "measured_error")
+            both = (f"{row[number]:.3g} ± {row[error]:.2g}" for number, error in pairs)
+            cells[text].append(f"{', '.join(both)} | {row['ratio']:.2f} |")
+    lines = list(zip(*cells.values(), strict=True))
+    assert len(lines) >= 16
+    for prose_cells, code_cells in lines:
+        assert f"| {prose_cells} {code_cells}" in page
+    count = figures["summary"]["all"]
+    shares = ", ".join(f"{100 * share:.0f}" for share in count["errors"])
+    assert f"Of all {count['settings']} rows {shares} %" in page

@@ -215,10 +215,10 @@ def with_growth(
 
     The change of the logits stays proportional to the rounding where the loss has left its
     quadratic: log Σ exp has heavier tails, so that cross-entropies grow faster. For each tensor
-    (keys, values, ...) the dearest edit of all places rounds a few pieces. Shares of the change of
-    the logits then stand for cheaper roundings. How far the quadratic of that change is from the
-    forecast's, as where outputs saturate, is of the next order, and in the error in proportion to
-    the quadratic: the dearest edit has the error that it was measured to have.
+    (keys, values, ...) the most expensive edit of all places rounds a few pieces. Shares of the
+    change of the logits then stand for cheaper roundings. How far the quadratic of that change is
+    from the forecast's, as where outputs saturate, is of the next order, and in the error in
+    proportion to the quadratic: the most expensive edit has the error that it was measured to have.
 
     Args:
         problem: model, loss and data of the draws.
