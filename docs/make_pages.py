@@ -1,4 +1,4 @@
-"""Draw pictures and write tables of comparison.md and findings.md from results.
+"""Draw pictures and write tables of comparison.md, findings.md and simplify.md from results.
 
 Usage: python docs/make_pages.py [FOLDER]
 FOLDER holds pages and results, this one by default. A picture is of
@@ -249,6 +249,31 @@ def findings(simplification: Study) -> Figure:
             ),
         ),
     )
+
+
+def runs_of_layers(runs: Study) -> Figure:
+    """What runs of layers cost by their length, untrained and healed."""
+    return Figure(
+        title="How many layers can lose a part at once?",
+        caption="KL divergence from SmolLM2-135M on the text by which runs are chosen, against the length of a run that grows from the cheapest layer up to 0.1 nats. The skip around attention becomes αI, "
+        "a norm becomes a constant, or the MLP reads what attention reads. Attention sinks keep their skips and norms; bars are standard errors.",
+        panels=tuple(
+            replace(panel, title=panel.title.removeprefix("Run, "), limits=(5e-4, 0.2))
+            for panel in runs.figure.plots
+            if panel.title.startswith("Run, ")
+        ),
+    )
+
+
+def longest_runs(data: Data) -> str:
+    """The longest run of each kind, untrained and healed, and what it costs on two texts."""
+    costs: dict[tuple[object, ...], list[str]] = {}
+    for line in data["tables"]["runs"]:
+        if line["quantity"] != "KL, fixed run":
+            run = line["rule"], line["healing"], f"{line['first']} to {line['last']}"
+            costs.setdefault(run, []).append(_with_error(line["value"], line["standard_error"]))
+    head = ("part", "updates", "layers", "nats, reference", "nats, docstrings")
+    return _table(head, [(*run, *told) for run, told in costs.items()])
 
 
 def edges(edge: Study) -> Figure:
@@ -580,6 +605,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 PICTURES = (
     Picture(name="comparison", studies=("trial",), make=comparison),
     Picture(name="findings", studies=("simplification",), make=findings),
+    Picture(name="runs-of-layers", studies=("simplified-runs",), make=runs_of_layers),
     Picture(name="edges", studies=("edge-of-stability",), make=edges),
     Picture(name="optimisers-and-evenness", studies=("optimisers",), make=by_need),
 )
@@ -616,6 +642,7 @@ TABLES = (
         tokens=partial(rungs, phase="tokens", place="tokens per parameter"),
         depths=partial(rungs, phase="depths", place="layers"),
     ),
+    *_tables("simplify.md", "simplified-runs", runs=longest_runs),
     *_tables("findings.md", "simplification", blocks=unevenness, verdicts=checks),
     *_tables("findings.md", "edge-of-stability", edges=checks),
     *_tables("findings.md", "optimisers", optimisers=by_optimiser, gaps=gaps, adam=checks),

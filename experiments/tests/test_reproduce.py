@@ -223,7 +223,7 @@ def test_a_store_of_a_newer_version_is_refused_untouched(
     assert (
         "written by another version of hessblocks (store version 4, this one reads 2 to 3)" in said
     )
-    assert "upgrade hessblocks or choose another --out" in said
+    assert "use that version, or choose another --out" in said
     assert points.read_bytes() == content
 
 

@@ -148,7 +148,7 @@ def test_a_file_is_a_block_under_its_name(shell: Shell, text: Path, tmp_path: Pa
         (["MINE,pre-ln", "--width", "64"], "width: mine has a width of 32, got 64"),
         (["missing.json"], "missing.json is not a file; give one that exists."),
         (["sas", "--tune", "--learning-rate", "0.1"], "--tune: it searches the rates; leave"),
-        (["sas,sas"], "--presets: expected one or more, each once, got sas, sas."),
+        (["sas,sas"], "--presets: sas was given twice; give each once."),
     ],
 )
 def test_what_is_not_a_comparison_is_refused_in_a_sentence(

@@ -93,6 +93,8 @@ SLIPS = {
     "curvature preset:sas --out code.txt/x": "--out: code.txt/x cannot be written",
     "quantise model /proc/x.gguf --data code.txt --bits 4": "FILE: /proc/x.gguf cannot be written",
     f"{PRICE} --round 4 --out ggufs": "ggufs holds something other than a run of .*price",
+    "demo --out ggufs": "ggufs holds something other than a run of `hessblocks demo`",
+    "signal preset:sas --out ggufs": "ggufs holds something other than a run of .*signal`",
     "train sas --out ggufs": "ggufs holds something other than a run of `hessblocks train`",
     "compare --out /proc/x": "--out: /proc/x cannot be written",
     "report nowhere": "DIR: nowhere has no config.json",

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import hessblocks as hb
 from hessblocks.conventions import PARTS
 from hessblocks.curvature import custom_groups
 from hessblocks.curvature.columns import ColumnSquares, column_squares
@@ -406,3 +407,21 @@ def test_columns_can_be_combined_from_files() -> None:
     assert combine_columns(groups, columns, "outer") == curvature_map(
         case.problem, groups, "outer", probes=5, method="probes"
     )
+
+
+def test_norms_of_many_groups_are_a_map_of_layers_that_names_the_others() -> None:
+    model = hb.build("pre-ln", depth=2, width=8, heads=2, vocab_size=11, context=6)
+    problem = hb.Problem(model, torch.randint(11, (2, 6)), loss="causal-lm")
+    norms = hb.group_norms(problem, parts=["outer"], probes=4)
+    axis = norms.plot().axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["0", "1"]
+    assert "attention.query" in {label.get_text() for label in axis.get_xticklabels()}
+    others = f"embedding.token: {norms['embedding.token']['outer'].value:.3g}"
+    assert axis.get_xlabel().startswith(others)
+
+
+def test_norms_of_many_groups_without_layers_are_points() -> None:
+    net = nn.Sequential(*[nn.Linear(2, 2) for _ in range(10)])
+    problem = hb.Problem(net, (torch.randn(3, 2), torch.randn(3, 2)), loss="regression")
+    norms = hb.group_norms(problem, parts=["outer"], probes=4)
+    assert len(norms.plot().axes[0].get_xticklabels()) == len(norms) == 20

@@ -55,7 +55,7 @@ BAD = {
         good(loss="factor") | {"curvature_factor": torch.ones(2, 4, 0, 3).double()},
         "curvature_factor: .*at least 1, got 0",
     ),
-    "negative memory limit": (good() | {"memory_limit": -1}, "memory_limit: .*above 0, got -1"),
+    "negative memory limit": (good() | {"memory_limit": -1}, "memory_limit: .*at least 1, got -1"),
     "memory limit as text": (good() | {"memory_limit": "1GB"}, "memory_limit: .*got '1GB'"),
     "flat input": (good() | {"x": torch.ones(4).double()}, r"x: .*batch, tokens, width.*\(4,\)"),
     "no tokens": (good() | {"x": torch.ones(2, 0, 3).double()}, r"x: .*\(2, 0, 3\)"),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-MOST_POINTS = 60
+MOST_POINTS = 12
 """Up to this many groups are drawn as points; more are drawn as a map, layers × roles."""
 
 
@@ -64,7 +64,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw the norms on a logarithmic axis, one mark per part, with bars of one standard error.
 
-        More than 60 groups are drawn as a heatmap, layers × roles, of the last part.
+        More than 12 groups of layers are drawn as a heatmap, layers × roles, of the last part.
 
         Args:
             ax: axes of matplotlib to draw on; None for a figure of its own.
@@ -75,10 +75,10 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
         from hessblocks.drawing import draw_layers, plot
         from hessblocks.figures import Panel, Series, log_axis
 
-        if len(self) > MOST_POINTS:
+        layers = [group.layer for group in self._groups.values()]
+        if len(self) > MOST_POINTS and any(layer is not None for layer in layers):
             part = self.parts[-1]
             norms = [parts[part].value for parts in self.values()]
-            layers = [group.layer for group in self._groups.values()]
             return draw_layers(tuple(self), layers, norms, part=part, ax=ax)
         series = []
         for part in self.parts:

@@ -172,7 +172,7 @@ def draw_layers(
     places = sorted({layer for layer, _ in inside})
     roles = list(dict.fromkeys(role for _, role in inside))
     table = np.array([[inside.get((n, role), np.nan) for role in roles] for n in places])
-    ax, figure = on_axes(ax, (0.42 * len(roles) + 2.6, 0.17 * len(places) + 2.4))
+    ax, figure = on_axes(ax, (0.42 * len(roles) + 2.6, max(0.17 * len(places) + 2.4, 4.0)))
     _colour(ax, table, "Frobenius norm (nats per token)")
     ax.set_aspect("auto")
     ax.set_facecolor(ZERO)
@@ -181,5 +181,7 @@ def draw_layers(
     step = max(1, len(places) // 10)
     ax.set_yticks(range(0, len(places), step), list(map(str, places[::step])))
     ax.set_ylabel("layer")
+    rest = zip(names, layers, values, strict=True)
+    ax.set_xlabel("\n".join(f"{n}: {value:.3g}" for n, layer, value in rest if layer is None))
     ax.set_title(f"Norms of the {PART_WORDS[part]}", loc="left")
     return figure

@@ -245,16 +245,15 @@ def summarise(rows: Rows) -> Summary:
         for kind, costs in alone.items()
     }
     panels = [shared.panel("One layer", "layer", DIVERGENCE, curves, log="y")]
-    for (healing,), steps in shared.grouped(growing, "healing").items():
-        title = f"Run, after {healing} updates" if healing else "Run, untrained"
+    for (kind,), steps in shared.grouped(growing, "rule").items():
         curves = {
-            kind: [
+            f"after {healing} updates" if healing else "untrained": [
                 (row["last"] - row["first"] + 1, max(row["value"], 1e-6), row["standard_error"])
                 for row in members
             ]
-            for (kind,), members in shared.grouped(steps, "rule").items()
+            for (healing,), members in shared.grouped(steps, "healing").items()
         }
-        panels.append(shared.panel(title, "layers", DIVERGENCE, curves, log="y"))
+        panels.append(shared.panel(f"Run, {kind}", "layers", DIVERGENCE, curves, log="y"))
     return shared.summary(
         "Which layers of a pretrained model can be simplified at once",
         "KL divergence from SmolLM2-135M on the text by which runs are chosen, of each layer alone "

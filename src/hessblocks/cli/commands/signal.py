@@ -43,6 +43,7 @@ def signal(
     """
     settings.check_heads([name for name in models if checks.PREFIX in name])
     checks.check_length(settings.data, settings.sequences, settings.tokens)
+    checks.check_run("signal", out)
     from hessblocks.cli.signal_screen import described, lines
     from hessblocks.cli.terminal import ScreenProgress, show
     from hessblocks.inspection import measure_signal

@@ -141,6 +141,7 @@ def demo(
     screen: options.Screen,
 ) -> None:
     """Train three blocks on Python code, map their curvature before and after, write the report."""
+    checks.check_run("demo", out)
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out
 
