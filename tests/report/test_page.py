@@ -259,6 +259,16 @@ def test_the_headline_tells_losses_with_what_seeds_allow(tmp_path, seeds, apart)
         assert loss.endswith(told)
 
 
+def test_the_headline_says_that_sizes_differ(tmp_path) -> None:
+    made = Folder(presets=("pre-ln", "sas", "sas-p"))
+    for preset, parameters in (("pre-ln", 1000), ("sas", 870), ("sas-p", 960)):
+        made.change(
+            lambda row, n=parameters: row.update(value=n), quantity="parameters", preset=preset
+        )
+    told = headline(load_results(made.write(tmp_path)))
+    assert told[1] == "Steps are equal, parameters are not: sas has 13% fewer than pre-ln."
+
+
 def test_the_headline_has_no_loss_of_the_seeds_that_are_left(tmp_path) -> None:
     made = Folder(presets=("pre-ln", "sas"), seeds=(0, 1, 2))
     for row in made.rows:

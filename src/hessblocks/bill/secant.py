@@ -177,33 +177,32 @@ def without_ruling_pieces(
     Returns:
         The draws, with `ruling`.
 
-    Cost: three forward passes over each such piece for each role and edit.
+    Cost: two forward passes over each such piece for each role and edit, and one more.
     """
     if len(rows) != len(draws.shares):
         return replace(draws, ruling=torch.zeros(0, dtype=torch.int64))
     rounded, alike = activations_of(changes), dict[tuple[str, str], list[int]]()
     for column, change in enumerate(rounded):
         alike.setdefault((_NUMBER.sub("N", change.place), change.how), []).append(column)
+    looked: dict[int, list[tuple[list[int], float]]] = {}
+    for columns in alike.values():
+        forecasts = draws.by_piece(draws.together(draws.squares, columns)) / 2
+        costs = forecasts / draws.shares
+        large = (costs > RULING * costs.median()) & (costs.median() > 0)
+        if large.any() and not clash(rounded[c] for c in columns):  # or one change has two names
+            for piece in large.nonzero()[:, 0].tolist():
+                looked.setdefault(piece, []).append((columns, float(forecasts[piece])))
     squares, ruling = draws.squares.clone(), set[int]()
     with problem.computing(), torch.no_grad():
-        for columns in alike.values():
-            forecasts = draws.by_piece(draws.together(draws.squares, columns)) / 2
-            costs = forecasts / draws.shares
-            large = (costs > RULING * costs.median()) & (costs.median() > 0)
-            together = [rounded[column] for column in columns]
-            if large.any() and clash(together):
-                continue  # one change under two names
-            for piece in large.nonzero()[:, 0].tolist():
-                before = DivergenceFrom(problem, rows[piece], problem.parameters, 1)
-                full, tiny = (
-                    before.divergences(problem.parameters, [_rounded(c, t) for c in together])[0]
-                    for t in (1.0, TINY)
-                )
+        for piece, edits in looked.items():
+            before = DivergenceFrom(problem, rows[piece], problem.parameters, 1)
+            for columns, forecast in edits:
+                parts = ([_rounded(rounded[c], t) for c in columns] for t in (1.0, TINY))
+                full, tiny = (before.divergences(problem.parameters, p)[0] for p in parts)
                 # a sample that is large by chance is no reason: the mean needs it
                 if tiny / TINY**2 > FAR * full > 0:
                     samples = (draws.pieces == piece).nonzero()
-                    share = full / problem.valid / float(forecasts[piece])
-                    squares[samples, torch.tensor(columns)] *= share
+                    squares[samples, torch.tensor(columns)] *= full / problem.valid / forecast
                     ruling.add(piece)
     return replace(draws, squares=squares, ruling=torch.tensor(sorted(ruling), dtype=torch.int64))
 

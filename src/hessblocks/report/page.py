@@ -139,6 +139,8 @@ def command_line(folder: Path) -> str:
 
 SURE = 2.0
 """Two values differ if they are more joint standard errors apart than this."""
+SAME_SIZE = 0.05
+"""Largest difference of numbers of parameters that goes without saying."""
 LEAST = 0.0005
 """Smallest difference reported without an error, in nats per token: half of the third decimal."""
 VERDICTS = {-1: "more even than", 1: "less even than", 0: "not told apart from"}
@@ -165,6 +167,7 @@ def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
     base = baseline(rows)
     sentences = (
         *_losses(comparison, base),
+        *_sizes(rows, base),
         *_above_bigrams(rows, comparison.results.reference),
         *_evenness("before", rows, base),
         *_evenness("after", rows, base),
@@ -209,6 +212,17 @@ def _losses(comparison: Comparison, base: ComparisonRow) -> Iterator[str]:
     others = f"; {', '.join(gaps)}{said}" if gaps else ""
     ends = f"the held-out loss of {first.preset} is {with_error(base_loss)} nats per token"
     yield f"{after} {ends}{others}."
+
+
+def _sizes(rows: Sequence[ComparisonRow], base: ComparisonRow) -> Iterator[str]:
+    """Say how the numbers of parameters differ, since losses are compared at equal steps."""
+    shares = [(r.preset, (r.parameters or 0) / (base.parameters or math.inf) - 1) for r in rows]
+    if words := [
+        f"{name} has {abs(share):.0%} {'more' if share > 0 else 'fewer'}"
+        for name, share in shares
+        if abs(share) > SAME_SIZE and share > -1
+    ]:
+        yield f"Steps are equal, parameters are not: {_listed(words)} than {base.preset}."
 
 
 def _above_bigrams(rows: Sequence[ComparisonRow], table: float | None) -> Iterator[str]:
