@@ -65,7 +65,8 @@ TASKS = {
     ),
     "Closed forms": (
         "docs/theory.md",
-        """attention_hessian exact_attention_curvature exact_last_block theory.rank_bound""",
+        """attention_hessian exact_attention_curvature exact_last_block theory.at_limit
+        theory.rank_bound""",
     ),
     "Estimators": (
         "docs/estimators.md",

@@ -8,10 +8,9 @@ import torch
 
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import slices
-from hessblocks.theory import AttentionHessian, ScoreSplit, attention_hessian
+from hessblocks.theory import AttentionHessian, ScoreSplit, at_limit, attention_hessian
 from tests.theory.autodiff import reference_hessian
 from tests.theory.cases import Case, arguments
-from tests.theory.limits import at_limit
 from tests.theory.plain import permitted_of
 
 CASES = (

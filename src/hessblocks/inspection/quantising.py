@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks import export, storage
-from hessblocks.bill import Allocation, Bill, Change, change_each, in_format
+from hessblocks.bill import Allocation, Bill, Change, allocate, change_each, in_format
 from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Problem, plain_model
 from hessblocks.data import documents_of
@@ -386,9 +386,12 @@ def _summary(
             if target.model.get_parameter(name).ndim > 1
         )
         storage.write_text(folder / "types.txt", "".join(lines))
+    summary: dict[str, Any] = {}
+    if any(len(change.new) > 1 for change in chosen.changes):
+        summary["siblings"] = chosen.total.forecast.value - _apart(bill, chosen.bytes)
     table = target.model.get_input_embeddings().weight
     tables = [name for name, p in target.model.named_parameters() if p is table]
-    return {
+    return summary | {
         "to": target.settings.to,
         "size": _size(file),
         "asked": target.settings.asked,
@@ -399,6 +402,22 @@ def _summary(
         "samples": len(bill.draws.pieces),
         "shares": chosen.to_rows(),
     }
+
+
+def _apart(bill: Bill, bytes: float) -> float:
+    """Forecast the cost of an allocation with a format for each weight that is fused."""
+    draws, prices = bill.draws, []
+    assert draws.scales is not None
+    columns = list(dict.fromkeys(name for change in bill.changes.values() for name in change.new))
+    costs = draws.scales * draws.by_piece(draws.squares).sum(0) / 2
+    for row, price, change in zip(costs, bill.values(), bill.changes.values(), strict=True):
+        assert change.format is not None
+        for view in change.views:
+            forecast = replace(price.forecast, value=float(row[columns.index(view.parameter)]))
+            alone = replace(price, place=view.parameter, size=view.size, forecast=forecast)
+            prices.append(replace(alone, bytes=change.format.bytes(view.shape)))
+    chosen = allocate(prices, bytes=bytes - bill.untouched(prices))
+    return sum(price.forecast.value for price in chosen)
 
 
 def _front(bill: Bill) -> list[dict[str, float]]:

@@ -273,6 +273,11 @@ def quantise_headline(summary: Row) -> tuple[str, ...]:
             f"{total:.2g} nats a token ({nats(original, 'model')} measured without this rounding, "
             f"and {nats(file)}), measured {_cost(original)}."
         )
+    if "siblings" in summary:
+        sentences.append(
+            "Weights that runtimes fuse have one format; one for each would save "
+            f"{summary['siblings']:.2g} nats by the forecast."
+        )
     return (*sentences, *told_sentences(summary))
 
 

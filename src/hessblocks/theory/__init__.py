@@ -7,6 +7,7 @@ from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.head_vectors import HeadNorm, HeadRotation
 from hessblocks.theory.hessian import AttentionHessian, ScoreSplit
 from hessblocks.theory.layer import AttentionLayer, AttentionMoments
+from hessblocks.theory.limits import at_limit
 from hessblocks.theory.outer import TokenCurvature
 from hessblocks.theory.piecewise import Piece, PiecewiseHessian
 from hessblocks.theory.rank_bounds import rank_bound
@@ -20,6 +21,7 @@ __all__ = [
     "Part",
     "ScoreSplit",
     "TokenCurvature",
+    "at_limit",
     "attention_hessian",
     "rank_bound",
 ]

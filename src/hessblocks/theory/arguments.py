@@ -87,7 +87,7 @@ def attention_hessian(
         key_norm: the same for keys.
         temperature: τ, above 0, a further divisor of the scores. Without a norm of queries the
             blocks are those of W_Q / τ, divided by τ once for each query or query_key among row and
-            column.
+            column. Their limits are `theory.at_limit`.
         bias: numbers added to the divided scores before softmax, (heads, tokens, tokens), such as
             ALiBi's. A sink is one more token of zeros, with its score as the bias of all queries.
         memory_limit: bytes that the intermediate results of one operation may take.

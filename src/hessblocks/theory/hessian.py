@@ -68,6 +68,16 @@ class AttentionHessian(PiecewiseHessian):
             self._positions = _positions_that_matter(gradient, curvatures)
         self.curvature = self._restricted(curvature)
 
+    def with_layer(self, layer: AttentionLayer) -> AttentionHessian:
+        """Build the Hessian of another layer, with the same loss gradient and curvature."""
+        return AttentionHessian(
+            layer,
+            gradient=self._gradient,
+            curvature=self._given[0],
+            functional_curvature=self._given[1],
+            positions=self._at,
+        )
+
     @cached_property
     def moments(self) -> AttentionMoments:
         """Moments of the inputs under the attention rows, first to third, for every token."""

@@ -254,7 +254,10 @@ def check_temperature(temperature: object) -> None:
     # NaN fails the comparison, too
     number = temperature if isinstance(temperature, int | float) else math.nan
     if isinstance(temperature, bool) or not 0 < number < math.inf:
-        raise ArgumentError(f"temperature: expected a finite number above 0, got {temperature!r}")
+        raise ArgumentError(
+            f"temperature: expected a finite number above 0, got {temperature!r}; "
+            "its limits are `hessblocks.theory.at_limit`"
+        )
 
 
 def check_per_token(

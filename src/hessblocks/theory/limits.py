@@ -27,7 +27,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.theory import AttentionHessian, AttentionLayer
+from hessblocks.theory.hessian import AttentionHessian
+from hessblocks.theory.layer import AttentionLayer
 
 Limit = Literal["one-hot", "uniform"]
 LIMITS: tuple[Limit, ...] = get_args(Limit)
@@ -65,13 +66,7 @@ def at_limit(hessian: AttentionHessian, limit: Limit) -> AttentionHessian:
     layer = _LimitLayer(**values, limit=limit)
     for head in range(len(layer.query)):
         layer.attention(head)
-    return AttentionHessian(
-        layer,
-        gradient=hessian._gradient,
-        curvature=hessian._given[0],
-        functional_curvature=hessian._given[1],
-        positions=hessian._at,
-    )
+    return hessian.with_layer(layer)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
