@@ -512,6 +512,7 @@ def test_a_folder_of_integers_has_one_format_for_fused_weights(
     given[1], given[2] = str(tmp_path / "model"), str(tmp_path / "folder")
     outcome = shell(*given[:-1], tmp_path / "out", "--to", "compressed-tensors", "--nats", "1e-5")
     assert outcome.status == 0, outcome.errors
+    assert "Weights that runtimes fuse have one format" in outcome.output
     settings = json.loads((tmp_path / "folder" / "config.json").read_text())["quantization_config"]
     groups = settings["config_groups"].values()
     bits = {name: one["weights"]["num_bits"] for one in groups for name in one["targets"]}
