@@ -220,6 +220,14 @@ def test_the_error_of_the_share_is_that_of_its_docstring(count: int, size: float
     assert share.standard_error == pytest.approx(math.hypot(*errors) / total, rel=1e-12)
 
 
+def test_an_exact_column_replaces_the_estimates_of_its_blocks_in_the_share() -> None:
+    exact = ColumnSquares(column="a", exact=True, squares={"full": {"a": (1.0, 2.0), "b": (4.0,)}})
+    estimates = {"a": (9.0, 11.0, 13.0, 15.0), "b": (5.0, 6.0, 7.0, 8.0)}
+    columns = [exact, ColumnSquares(column="b", exact=False, squares={"full": estimates})]
+    share = _off_diagonal_share(columns, "full")
+    assert share.value == pytest.approx(2 * 4 / (2 * 4 + 3 + 6.5), rel=1e-12)
+
+
 class Sum(nn.Module):
     """x · w over two of 20 weights, of which signs see nothing in half of the cases."""
 
