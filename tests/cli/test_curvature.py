@@ -118,7 +118,7 @@ def test_the_run_folder_holds_every_group_part_and_pair(shell: Shell, tmp_path: 
     assert "heterogeneity of full" in outcome.output
     told = [line for line in outcome.errors.splitlines() if "processor time" in line]
     assert len(told) == 1
-    words = r"in all, start and page included, about [\d.]+ s of processor time at most"
+    words = r"in all, start and page included, about [\d.]+ (s|minutes) of processor time at most"
     assert re.fullmatch(words, told[0])
     rows = table(tmp_path / "out" / "results.csv")
     norms = [row for row in rows if row["quantity"] == "frobenius_norm"]
