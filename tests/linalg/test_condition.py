@@ -53,12 +53,13 @@ def test_a_condition_number_without_convergence_is_a_lower_bound() -> None:
     assert found.value < 1e8 <= found.upper
 
 
-@pytest.mark.parametrize("exponent", [-140, 140])
+@pytest.mark.parametrize("exponent", [-70, 70])
 def test_the_ratio_does_not_depend_on_the_scale(exponent: int) -> None:
-    matrix = torch.diag(torch.linspace(1, 3, 90)).double()
+    matrix = torch.diag(torch.linspace(1, 3, 90))  # squares of the scale leave float32
     ops = [DenseOperator(scale * matrix, symmetric=True) for scale in (1.0, 2.0**exponent)]
     plain, scaled = (condition_number(op) for op in ops)
-    assert scaled.value == pytest.approx(plain.value, rel=1e-12)
+    assert scaled.value == pytest.approx(plain.value, rel=1e-6)
+    assert plain.value == pytest.approx(3, rel=1e-3)
 
 
 def test_the_moments_of_a_spectrum_are_those_of_its_eigenvalues() -> None:
