@@ -247,18 +247,48 @@ def test_the_cost_tells_of_the_solutions_of_every_matrix(
     assert running._solution_seconds(model, 100) == pytest.approx(2 * (8 * 15 + 4 * 100 / 16))
 
 
-def test_a_healed_model_that_predicts_no_numbers_is_not_saved(
+def test_a_result_that_predicts_nothing_is_not_saved_and_the_stage_at_fault_is_named(
     place: Path, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ruin(model: HessblocksForCausalLM, *_: object, **__: object) -> HessblocksForCausalLM:
-        model.lm_head.weight.data.fill_(float("inf"))
-        return model
+    def ruined(model: HessblocksForCausalLM, *_: object, **__: object) -> HessblocksForCausalLM:
+        worse = copy.deepcopy(model)
+        for layer in worse.model.layers:
+            layer.mlp.output.weight.data.fill_(float("inf"))
+        return worse
 
-    monkeypatch.setattr(running, "heal", ruin)
-    few = ["--kinds", "layer"]
-    found = shell(*words(place, tmp_path / "out", *few))
-    assert "model is not finite; try a lower --learning-rate" in sentence(found)
-    assert not {"model", "summary.json"} & {path.name for path in (tmp_path / "out").iterdir()}
+    def refused(patch: str, value: object, *more: object) -> str:
+        out = tmp_path / "-".join((patch, *map(str, more)))
+        with monkeypatch.context() as patched:
+            patched.setattr(running, patch, value)
+            told = sentence(shell(*words(place, out, "--even", *more)))
+        assert not {"model", "summary.json"} & {path.name for path in out.iterdir()}
+        return told
+
+    assert refused("heal", ruined) == (
+        "hessblocks: healing: the model has a KL divergence of nan nats per token; try a lower "
+        "--learning-rate"
+    )
+    refits = "hessblocks: refits: the model has a KL divergence of "
+    less = " nats per token; remove less, with a smaller --save"
+    for steps in ("0", "6"):
+        assert refused("one_pass", ruined, "--steps", steps) == f"{refits}nan{less}"
+    told = refused("LARGEST", 1.0, "--steps", "0")  # no perplexity, with a finite divergence
+    assert told.startswith(refits)
+    assert told.endswith(less)
+    assert "nan" not in told
+
+
+@pytest.mark.parametrize("more", [["--even"], ["--kinds", "layer"]])
+def test_a_model_whose_own_perplexity_is_no_number_is_refused(
+    place: Path, tmp_path: Path, shell: Shell, more: list[str]
+) -> None:
+    model = LlamaForCausalLM.from_pretrained(shutil.copytree(place / "model", tmp_path / "large"))
+    model.lm_head.weight.data.mul_(1e30)
+    model.save_pretrained(tmp_path / "large")
+    command = words(place, tmp_path / "out", *more)
+    command[1] = tmp_path / "large"
+    told = sentence(shell(*command))
+    assert told.startswith("hessblocks: MODEL: its loss on held-out text is ")
 
 
 @pytest.mark.parametrize("towards", ["logits", "text"])

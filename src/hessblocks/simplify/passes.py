@@ -5,6 +5,8 @@ Letters: S sequences, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,10 +17,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from hessblocks.errors import RunError
 from hessblocks.linalg import Estimate
 
 ROWS = 128
 """Tokens whose logits are computed at a time, besides those of the original."""
+LARGEST = math.log(sys.float_info.max)
+"""Largest loss, in nats per token, whose perplexity is a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +93,11 @@ class Held(Pass):
         self._loss = self._losses(self._before)
         self.before = _mean(self._loss)
         """Loss of the original, nats per token."""
+        if not self.before.value < LARGEST:  # nor is NaN
+            raise RunError(
+                f"MODEL: its loss on held-out text is {self.before.value:.3g} nats per token, so "
+                "that nothing can be compared with it; give a model that is not damaged."
+            )
 
     @torch.no_grad()
     def cost(self, layers: Sequence[nn.Module], start: int) -> Cost:

@@ -29,7 +29,7 @@ from hessblocks.settings import SimplifySettings, make
 from hessblocks.simplify.change import one_pass
 from hessblocks.simplify.healing import heal
 from hessblocks.simplify.least_squares import OUTPUTS, RIDGES, NormalEquations
-from hessblocks.simplify.passes import Held, Pass
+from hessblocks.simplify.passes import LARGEST, Held, Pass
 from hessblocks.simplify.plan import even_plan, priced_plan
 from hessblocks.simplify.speed import numbers_of, seconds_of
 from hessblocks.simplify.table import (
@@ -57,6 +57,11 @@ where the model's context allows."""
 PASSES_PER_UPDATE = 4
 """Time of an update of the healing, in forward passes: one of the model, one of the original, and
 two for the backward pass."""
+ADVICE = {
+    "removed": ("refits", "remove less, with a smaller --save"),
+    "healed": ("healing", "try a lower --learning-rate"),
+}
+"""Changed model → stage that made it, and what helps where its predictions are of no use."""
 SOLVED = 1024
 """Inputs of the normal equations by which the time of larger ones is estimated."""
 PASSES = 5
@@ -172,6 +177,7 @@ def simplify_model(
                 removed = one_pass(original, Pass(original, fitting), plan.changes)
             seconds = time.process_time() - begun
             pair: dict[str, Any] = {"removed": removed}
+            costs = _on_text(original, pair, validation)  # before healing, which needs numbers
             if settings.steps:
                 with progress.stage("healing"):
                     pair["healed"] = heal(
@@ -183,9 +189,9 @@ def simplify_model(
                         batch=settings.batch,
                         seed=settings.seed,
                     )
+                    costs |= _on_text(original, {"healed": pair["healed"]}, validation)
             with progress.stage("test"):
                 lowered = {"logits": "kl", "text": "perplexity"}[settings.towards]
-                costs = _on_text(original, pair, validation)
                 kept = min(sorted(pair), key=lambda name: costs[name][lowered])
                 summary |= {
                     "asked": settings.save,
@@ -355,15 +361,17 @@ def _on_text(
     }
     for name, model in changed.items():
         cost = held_out.cost(list(model.model.layers), 0)
-        if not math.isfinite(cost.kl.value):
+        loss = held_out.before.value + cost.loss.value
+        if not (math.isfinite(cost.kl.value) and loss < LARGEST):
+            stage, advice = ADVICE[name]
             raise RunError(
-                f"healing: the KL divergence of the {name} model is not finite; try a lower "
-                "--learning-rate"
+                f"{stage}: the model has a KL divergence of {cost.kl.value:.3g} nats per token; "
+                f"{advice}"
             )
         measured[name] = {
             "kl": cost.kl.value,
             "kl_error": cost.kl.standard_error,
-            "perplexity": math.exp(held_out.before.value + cost.loss.value),
+            "perplexity": math.exp(loss),
         }
     return measured
 

@@ -185,6 +185,7 @@ def measure_removals(
     Raises:
         ArgumentError: the model is not made of blocks, a layer depends on its place, a kind is
             unknown, or a text is too short or has no token ids.
+        RunError: the loss of the model is not finite, or its perplexity is too large for a number.
 
     Cost: for each removal, a forward pass over the held-out text from its layer on. For each
         replaced weight, a pass of its layer's attention over `text` and a least-squares solution.
