@@ -314,7 +314,12 @@ def test_formats_are_priced_with_embedding_and_head(
     allocation = rows(tmp_path / "out" / "allocation.csv")
     bits = sum(float(row["bytes"]) for row in allocation) * 8
     assert bits <= 6 * sum(float(row["size"]) for row in allocation)
-    assert re.search("would cost .* at mlx:4", " ".join(outcome.output.split()))
+    told = " ".join(outcome.output.split())
+    assert re.search("would cost .* at mlx:4", told)
+    alone = [row for row in found if row["how"] == "mlx:2"]
+    dearest = max(alone, key=lambda row: float(row["forecast"]))["place"]
+    name = dearest.removeprefix("model.").removesuffix(".weight")
+    assert re.search(rf"Dearest alone, mlx:2: {re.escape(name)} [\d.]+", told)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "takes rounding errors for independent" in page
     for said in (outcome.errors, page):

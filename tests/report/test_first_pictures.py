@@ -94,6 +94,18 @@ def test_maps_have_colours_of_their_own_in_dark_mode() -> None:
     assert b"prefers-color-scheme" not in plain
 
 
+BILL = [
+    {"place": f"model.layers.{place}.weight", "how": how, "forecast": n, "forecast_error": error}
+    for place, how, n, error in (
+        ("0.mlp.down_proj", "3 bits", 0.012, 0.001),
+        ("0.mlp.down_proj", "4 bits", 0.010, 0.001),
+        ("1.mlp.up_proj", "3 bits", 0.008, 0.0004),
+        ("1.mlp.gate_proj", "3 bits", 0.002, 0.0004),
+    )
+]
+"""Rows of summary.json, the dearest change first."""
+
+
 def test_the_allocation_stands_between_its_neighbours() -> None:
     costs = {"all, 2 bits": (2.0, 2.2), "all, 3 bits": (3.0, 0.4), "all, 4 bits": (4.0, 0.1)}
     costs["allocation"] = (3.5, 0.15)
@@ -102,8 +114,12 @@ def test_the_allocation_stands_between_its_neighbours() -> None:
         | {"forecast_error": 0.0}
         for name, (bits, nats) in costs.items()
     ]
-    summary = {"together": rows, "asked": 3.5, "bits": 3.5}
-    (first, *_) = pretrained_pages.price_headline(summary)
+    summary = {"together": rows, "asked": 3.5, "bits": 3.5, "bill": BILL}
+    first, dearest = pretrained_pages.price_headline(summary)
+    assert dearest == (
+        "Dearest alone, 3 bits: layers.0.mlp.down_proj 0.012 ± 0.001, "
+        "layers.1.mlp.up_proj 0.0080 ± 0.0004."
+    )
     assert first == (
         "At 3.5 bits on average the allocation is expected to cost 0.150 nats per token; "
         "all matrices would cost 0.400 at 3 bits, 0.100 at 4 bits."
@@ -118,5 +134,5 @@ def test_the_headline_of_price_says_which_bits_were_asked_for(asked: float, word
         {"name": name, "forecast": 0.1, "forecast_error": 0.01, "measured": None, "outside": ""}
         for name in ("allocation", "all, 4 bits")
     ]
-    summary = {"together": rows, "bits": 4.0, "asked": asked}
+    summary = {"together": rows, "bits": 4.0, "asked": asked, "bill": BILL}
     assert price_headline(summary)[0].startswith(words)

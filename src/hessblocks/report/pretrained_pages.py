@@ -123,7 +123,7 @@ def _priced(folder: Path, summary: Row) -> dict[str, Any]:
 
 
 def price_headline(summary: Row) -> tuple[str, ...]:
-    """Write the cost of the allocation and of uniform bits, or of each edit of all matrices.
+    """Write the cost of the allocation and of uniform bits, or of each edit, and what is dearest.
 
     Args:
         summary: summary.json.
@@ -158,7 +158,17 @@ def price_headline(summary: Row) -> tuple[str, ...]:
         first += (
             " Changes so large are beyond what forecasts can tell: rather trust what is measured."
         )
-    return (first, *single, *told_sentences(summary))
+    how = summary["bill"][0]["how"]
+    dearest = (
+        f"{row['place'].removeprefix('model.').removesuffix('.weight')} {nats(row)}"
+        for row in [row for row in summary["bill"] if row["how"] == how][:2]
+    )
+    return (
+        first,
+        f"Dearest alone, {how}: {', '.join(dearest)}.",
+        *single,
+        *told_sentences(summary),
+    )
 
 
 def _costs(rows: Sequence[Row]) -> str:
