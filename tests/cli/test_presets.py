@@ -1,6 +1,8 @@
 """Sizes of the presets against models that are built, and against counted operations."""
 
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,6 +41,17 @@ def test_a_window_takes_the_scores_outside_it_away() -> None:
     assert far == full
     scores = 2 * SMALL["depth"] * (8 - 3) * SMALL["width"]
     assert near == {name: count - scores for name, count in full.items()}
+
+
+def test_the_example_of_a_variant_is_one_and_stands_on_the_page_too(shell: Shell) -> None:
+    (*_, last) = shell("presets").output.splitlines()
+    command = last.partition(": ")[2]
+    assert f"`{command}`" in Path("docs/blocks.md").read_text()
+    *_, names = shlex.split(command)
+    (variant,) = {*names.split(",")} - {*hb.PRESETS}
+    preset = variant.partition("[")[0]
+    blocks = [hb.build(name, **SMALL).config.block_config for name in (variant, preset)]
+    assert blocks[0] != blocks[1]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from hessblocks.cli import checks, options
 from hessblocks.errors import ArgumentError
 from hessblocks.settings import PresetSizes
 
+VARIANT = "a variant, fields in brackets: hessblocks compare --presets 'pre-ln,sas[mlp.gated=true]'"
+
 
 @options.taking
 def presets(
@@ -32,7 +34,7 @@ def presets(
         note += f"; left out, since what was set excludes their parts: {', '.join(left_out)}"
     columns = ("block", "what it is", "parameters", "multiply-adds")
     rows = [(s.preset, s.summary, f"{s.parameters:,}", _millions(s.multiply_adds)) for s in counted]
-    show(described, [plain_table(columns, rows, left=2), note], as_json=screen.json)
+    show(described, [plain_table(columns, rows, left=2), note, VARIANT], as_json=screen.json)
 
 
 @dataclass(frozen=True, kw_only=True)
