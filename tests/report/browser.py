@@ -21,8 +21,8 @@ def chromium(profile: Path) -> Iterator[object]:
     """A browser with its own profile; the test is skipped where there is none."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip(
-            "the page is not tried in a browser; on Debian and Ubuntu: apt-get install chromium "
-            "chromium-driver"
+            "not installed: chromium, chromium-driver; on Debian and Ubuntu: apt-get install "
+            "chromium chromium-driver"
         )
     from selenium import webdriver
 

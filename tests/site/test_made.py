@@ -14,7 +14,7 @@ import hessblocks as hb
 
 ROOT = Path(__file__).parents[2]
 LACKING = [name for name in ("mkdocs", "jupytext", "griffe") if not find_spec(name)]
-pytestmark = pytest.mark.skipif(bool(LACKING), reason=f"no {', '.join(LACKING)}")
+pytestmark = pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)}")
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ def lost(site: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if LACKING:
-        pytest.skip(f"no {', '.join(LACKING)}: the site is not built; the extra `docs` has them")
+        pytest.skip(f"not installed: {', '.join(LACKING)}; the extra `docs` has them")
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
