@@ -22,7 +22,11 @@ status = main(sys.argv[1:])
 modules = len(sys.modules)
 waiting = os.environ.get("OMP_WAIT_POLICY")
 loaded = sorted({name.partition(".")[0] for name in sys.modules})
+from hessblocks import settings
+pair = settings.CurvatureInspection, settings.PricingSettings
+panels = [kind.__name__ for kind in pair if kind.__subclasses__()]
 told = {"status": status, "loaded": loaded, "modules": modules, "waiting": waiting}
+told |= {"panels": panels}
 print(json.dumps(told), file=sys.stderr)
 """
 
@@ -63,6 +67,8 @@ def test_an_answer_without_work_loads_nothing_heavy(words: list[str], status: in
     assert not HEAVY & set(told["loaded"])
     assert told["waiting"] == "passive"  # before torch, whose threads read it once
     assert told["modules"] < MODULES
+    read = ["CurvatureInspection"] * (words[0] == "curvature")
+    assert told["panels"] == read  # options of the command alone
 
 
 def test_threads_spin_while_they_wait_if_the_machine_is_idle(

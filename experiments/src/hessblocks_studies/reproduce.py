@@ -50,7 +50,6 @@ def _complete(context: Any) -> Iterator[str]:
     return Names((*names(), ALL))(context)
 
 
-@options.taking
 def reproduce(
     name: Annotated[
         str | None,

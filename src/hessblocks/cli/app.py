@@ -21,7 +21,7 @@ from hessblocks.cli.commands import COMMANDS
 from hessblocks.cli.extensions import COMMANDS as FURTHER
 from hessblocks.cli.extensions import STUDIES, lacking_for, load_all
 from hessblocks.cli.interruption import signals_interrupt
-from hessblocks.cli.options import WORDS
+from hessblocks.cli.options import WORDS, taking
 from hessblocks.errors import ArgumentError, HessblocksError, out_of_memory
 from hessblocks.escape import printable, printable_lines
 from hessblocks.malloc import keep_freed_memory
@@ -67,8 +67,14 @@ GROUPS = {title: Group(title, sort_key=rank) for rank, title in enumerate(TITLES
 """Panels of the help."""
 
 
-class Completed(App):
-    """App whose completion in bash falls back to files."""
+class Commands(App):
+    """App with options from settings, whose completion in bash falls back to files."""
+
+    def assemble_argument_collection(self, **options: Any) -> ArgumentCollection:
+        """Read the options of this command, since those of all take long."""
+        if self.default_command:
+            taking(self.default_command)
+        return super().assemble_argument_collection(**options)
 
     def generate_completion(self, **options: Any) -> str:
         """Generate the script of a shell."""
@@ -76,7 +82,7 @@ class Completed(App):
         return script.replace("complete -F", "complete -o default -F")
 
 
-app = Completed(
+app = Commands(
     name="hessblocks",
     help="Quantise, prune and study transformers by what each weight does to the loss.",
     help_format="plaintext",

@@ -156,8 +156,8 @@ class Screen:
     """Show the Python traceback of an error."""
 
 
-def taking(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command: cyclopts then reads its settings from options."""
+def taking(command: Callable[..., object]) -> None:
+    """Let cyclopts read the settings of a command from options; a second call changes nothing."""
     signature = inspect.signature(command, eval_str=True)
     read = [
         _panel(parameter, order) if is_dataclass(parameter.annotation) else parameter
@@ -165,7 +165,6 @@ def taking(command: Callable[..., None]) -> Callable[..., None]:
     ]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in read}
     command.__signature__ = signature.replace(parameters=read)  # type: ignore[attr-defined]
-    return command
 
 
 def _panel(parameter: inspect.Parameter, order: float) -> inspect.Parameter:

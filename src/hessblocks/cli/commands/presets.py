@@ -10,7 +10,6 @@ from hessblocks.settings import PresetSizes
 VARIANT = "a variant, fields in brackets: hessblocks compare --presets 'pre-ln,sas[mlp.gated=true]'"
 
 
-@options.taking
 def presets(
     *,
     sizes: PresetSizes,

@@ -10,7 +10,6 @@ from hessblocks import settings
 from hessblocks.cli import checks, options
 
 
-@options.taking
 def quantise(
     source: options.Model,
     file: Annotated[
@@ -35,7 +34,6 @@ def quantise(
     _measure("quantise", "inspection:measure_quantise", given, settings, screen)
 
 
-@options.taking
 def price(
     source: options.Model,
     /,
@@ -52,7 +50,6 @@ def price(
     _measure("price", "inspection:measure_price", {**files, "device": device}, settings, screen)
 
 
-@options.taking
 def simplify(
     source: Annotated[
         options.Model,
@@ -74,7 +71,6 @@ def simplify(
     _measure("simplify", "simplify:simplify_model", {**files, "device": device}, settings, screen)
 
 
-@options.taking
 def curvature(
     source: Annotated[
         str,

@@ -14,7 +14,6 @@ NAMED = 5
 """Most folders that an error message lists."""
 
 
-@options.taking
 def report(
     folders: Annotated[
         list[Path],

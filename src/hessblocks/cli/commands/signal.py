@@ -11,7 +11,6 @@ from hessblocks.cli import checks, options
 from hessblocks.settings import SignalInspection
 
 
-@options.taking
 def signal(
     models: Annotated[
         list[str],

@@ -21,7 +21,6 @@ _TRY = (
 )
 
 
-@options.taking
 def compare(
     *,
     presets: Annotated[
@@ -84,7 +83,6 @@ def compare(
     carry_out(runs.compare, comparison, out, text, more_seeds, as_json=screen.json)
 
 
-@options.taking
 def train(
     preset: Annotated[
         str,
@@ -132,7 +130,6 @@ def train(
     carry_out(runs.train, run, folder, text, generate, as_json=screen.json)
 
 
-@options.taking
 def demo(
     *,
     out: options.Out = Path("runs/demo"),
