@@ -133,33 +133,6 @@ CASES: dict[str, Bad] = {
         train("--warmup", "5 %%"), 2, "--warmup: expected a share such as 0.15 or 15%, got '5 %%'"
     ),
     "an option before the command": Bad(("--depth", "2"), 2, 'Unknown command "--depth"'),
-    "no file of options": Bad(
-        ("presets", "--config", "nope.toml"), 2, "--config: nope.toml cannot be read as TOML"
-    ),
-    "a damaged file of options": Bad(
-        ("presets", "--config", "o.toml"),
-        2,
-        "--config: o.toml cannot be read as TOML",
-        lambda p: (p / "o.toml").write_text("depth = ["),
-    ),
-    "an unknown option in a file": Bad(
-        ("presets", "--config", "o.toml"),
-        2,
-        r'Unknown option: "\[?dept\]?" from .*o.toml',
-        lambda p: (p / "o.toml").write_text("dept = 2"),
-    ),
-    "a wrong value in a file": Bad(
-        ("presets", "--config=o.toml"),
-        2,
-        r"\[depth\]: expected a whole number, got 'many' in .*o.toml",
-        lambda p: (p / "o.toml").write_text("depth = 'many'"),
-    ),
-    "a table in a file of options": Bad(
-        train("--config", "o.toml"),
-        2,
-        "--config: o.toml has 'train', which is not an option",
-        lambda p: (p / "o.toml").write_text("[train]\nsteps = 2"),
-    ),
     "unknown option": Bad(train("--stepz", "3"), 2, "Unknown option: --stepz"),
     "depth 0": Bad(
         train("--depth", "0"), 2, "--depth: expected a whole number of at least 1, got 0"

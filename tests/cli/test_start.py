@@ -56,7 +56,6 @@ def answer(*words: str) -> tuple[dict[str, Any], str, str]:
         pytest.param(["compare", "--data", "/nope/x"], 2, marks=SLOW),
         (["curvature", "preset:sas", "--data", "/nope/x"], 2),
         pytest.param(["signal", "preset:sas", "--data", "nope.txt"], 2, marks=SLOW),
-        pytest.param(["presets", "--config", "/nope/x"], 2, marks=SLOW),
         (["trian"], 2),
     ],
     ids=str,

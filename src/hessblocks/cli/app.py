@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import cyclopts
 from cyclopts import App, Argument, ArgumentCollection, CycloptsError, Group, Parameter
-from cyclopts.config import Dict
 from rich.console import Console
 
 from hessblocks._version import __version__
@@ -26,31 +25,6 @@ from hessblocks.errors import ArgumentError, HessblocksError, out_of_memory
 from hessblocks.escape import printable, printable_lines
 from hessblocks.malloc import keep_freed_memory
 from hessblocks.settings import option
-
-
-def option_file(command: App, names: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Read the options that were not typed from the TOML file of --config."""
-    for argument in arguments:
-        if argument.tokens and "--config" in argument.names:
-            path = argument.tokens[-1].value
-            # under the command's name: at the root, cyclopts drops an option named like a command
-            Dict({names[0]: _options_in(path)}, source=path)(command, names, arguments)
-
-
-def _options_in(path: str) -> dict[str, Any]:
-    """Read a TOML file of options; a table in it is an error."""
-    try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ArgumentError(f"--config: {path} cannot be read as TOML ({reason}).") from error
-    for name, value in values.items():
-        if isinstance(value, dict):
-            raise ArgumentError(
-                f"--config: {path} has {name!r}, which is not an option; expected lines like "
-                "batch-size = 16."
-            )
-    return values
 
 
 def no_empty_path(_: App, __: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -93,7 +67,7 @@ app = Commands(
     default_parameter=Parameter(
         negative=(), allow_repeating=True, json_list=False, json_dict=False
     ),
-    config=[option_file, no_empty_path],
+    config=[no_empty_path],
     group_parameters=Group("Options", sort_key=-1),
     print_error=False,
     exit_on_error=False,
@@ -241,8 +215,6 @@ def sentence(error: CycloptsError) -> str:
             blocks = WORDS.get()[:1] == ("compare",) and not checks.blocks(words)
             then = f"type --presets {','.join(words)}" if blocks else "an option begins with --"
             return f"{' '.join(words)}: nothing more was expected here; {then}."
-        case cyclopts.CoercionError(token=token) if token and token.source != "cli":
-            return f"{' '.join(str(error).split())} in {token.source}"
     return " ".join(str(error).split())
 
 

@@ -59,9 +59,8 @@ def completer(name: str) -> Names | None:
 
 
 def listed(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
-    """Read words with commas: from the last typed option, or from all entries of a TOML list."""
-    counted = tokens[-1:] if tokens[-1].source == "cli" else tokens
-    return tuple(word for token in counted for word in settings.words(token.value))
+    """Read words with commas, of the last option where it is repeated."""
+    return settings.words(tokens[-1].value)
 
 
 def whole(_: Any, tokens: Sequence[Token]) -> int:
@@ -146,10 +145,8 @@ def out_of(command: str) -> Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """Configuration file and output."""
+    """Output."""
 
-    config: Path | None = None
-    """TOML file of options, such as batch-size = 16; typed options override it."""
     json: bool = False
     """Print only one JSON object on standard output."""
     traceback: bool = False

@@ -17,7 +17,7 @@ from hessblocks.conventions import IGNORED
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.inspection.subject import Subject, saved_model
 from hessblocks.models import build, read_blocks, stored_words
-from hessblocks.settings import InspectionSettings, check_place
+from hessblocks.settings import InspectionSettings
 from hessblocks.storage import parse_json
 
 RANDOM = "random"
@@ -82,8 +82,6 @@ def opened(
     if isinstance(source, nn.Module):  # has no tokeniser for text
         subject = Subject(name=type(source).__name__, model=source)
     else:
-        if batch is None:
-            check_place(settings.data)  # before the weights are read
         subject = saved_model(str(source), task)
     _check_sizes_are_used([source, *beside], settings)  # before the slow reading of text
     subject.check_window(settings.tokens)

@@ -47,7 +47,6 @@ from hessblocks.settings.run_settings import (
     SharedSettings,
     TrainingSettings,
     TunedSettings,
-    check_place,
     heads_refusal,
     is_due,
 )

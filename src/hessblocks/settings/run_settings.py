@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -254,22 +253,6 @@ VOCABULARY = marks.Range(lambda value: value >= 257, "at least 257 (256 bytes an
 
 BUILT_IN = ("python-code", "random")
 """Names of built-in data, which are not paths."""
-
-
-def check_place(data: Path | str | None) -> None:
-    """Refuse a missing path of --data, before torch or a model is loaded.
-
-    Raises:
-        ArgumentError: there is no such file or folder.
-    """
-    if data is None or data in BUILT_IN:
-        return
-    with suppress(OSError):  # without permission: the reader has the better message
-        if data and Path(data).exists():
-            return
-        raise ArgumentError(
-            f"--data: {data or 'an empty name'} is not a file or folder; give one that exists."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
