@@ -11,7 +11,7 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import RunError
 from hessblocks.inspection import opening
 from hessblocks.report.signal_figure import write_signal_figures
 from hessblocks.settings.pretrained import InspectionSettings
@@ -210,8 +210,3 @@ def test_damaged_results_are_reported(tmp_path: Path, text: str) -> None:
 def test_missing_results_are_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"results\.csv: cannot be read"):
         write_signal_figures(tmp_path)
-
-
-def test_the_same_model_twice_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ArgumentError, match="given twice"):
-        opening.check_sources(["a", "a"])

@@ -62,6 +62,7 @@ def test_simplify_opens_with_nats_over_speed(tmp_path: Path) -> None:
         "texts": [costs],
         "updates": 5,
         "saved": 0.1,
+        "kept": "healed",
     }
     drawn: list[Figure] = []
     with pytest.MonkeyPatch.context() as patch:

@@ -180,7 +180,7 @@ def measure_signal(
 
     Raises:
         ArgumentError: a field is unknown, sizes are given without a preset, model or data do not
-            fit, a model is given twice, or `out` contains other files.
+            fit, there is no model, or `out` contains other files.
         RunError: a file is damaged, or `out` cannot be written.
 
     Cost:
@@ -196,7 +196,8 @@ def measure_signal(
     """
     progress = progress or Progress()
     sources = [models] if isinstance(models, str | Path | nn.Module) else list(models)
-    opening.check_sources(sources)
+    if not sources:
+        raise ArgumentError("MODEL: expected a folder or preset:NAME, got none.")
     settings, batch = _settings(SignalInspection, data, fields)
     devices = [_device(source, device) for source in sources]
     out = None if out is None else Path(out)

@@ -1,7 +1,6 @@
 """Open a preset, saved folder, cached hub model or model object, and draw a batch of tokens."""
 
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -221,23 +220,6 @@ def _drawn(
     """
     windows = data.Windows(ids, settings.tokens, first)
     return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", name)}
-
-
-def check_sources(sources: Sequence[ModelSource]) -> None:
-    """Refuse an empty list, duplicates or an unknown preset, before anything is loaded.
-
-    Raises:
-        ArgumentError: there is no model, a model is given twice, or a preset is unknown.
-    """
-    if not sources:
-        raise ArgumentError("MODEL: expected a folder or preset:NAME, got none.")
-    named = [str(source) for source in sources if not isinstance(source, nn.Module)]
-    for source, count in Counter(named).items():
-        if count > 1:
-            raise ArgumentError(f"MODEL: {source} was given twice; give each model once.")
-    fresh = [name.removeprefix(PREFIX) for name in named if name.startswith(PREFIX)]
-    if fresh:
-        _read(fresh)
 
 
 def _read(words: Sequence[str]) -> tuple[Sequence[str], dict[str, BlockConfig]]:

@@ -350,16 +350,10 @@ def _front(folder: Path, summary: Row) -> dict[str, Any]:
             model = text["removed" if state == "refitted" else state]
             lines[f"{kind}, {state}"] = ([{**model, "speed": speed}], "kl")
     figure = cost_figure(lines, "speed", "Tokens a second, times the original's", log=False)
-    cost = nats(_kept(text, summary), "kl")
+    cost = nats(text[summary["kept"]], "kl")
     title = f"{summary['saved']:.1%} fewer parameters: {cost} nats per token"
     title += f", {', '.join(faster)} times the speed"
     return {"front_title": title, "front": drawn_picture(figure, folder, "front")}
-
-
-def _kept(text: Row, summary: Row) -> Row:
-    """Return what was measured of the model that was saved; older summaries have healed ones."""
-    kept: Row = text[summary.get("kept", "healed")]
-    return kept
 
 
 def simplify_headline(summary: Row) -> tuple[str, ...]:
@@ -377,7 +371,7 @@ def simplify_headline(summary: Row) -> tuple[str, ...]:
         return tuple(single)
     before, after = summary["before"], summary["after"]
     text = summary["texts"][0]
-    kept, healed = _kept(text, summary), ""
+    kept, healed = text[summary["kept"]], ""
     if updates := summary["updates"]:
         why = (
             "healing made it worse on the text that removals are chosen by, so the model before it "
@@ -422,7 +416,7 @@ def _before_and_after(summary: Row) -> templates.Table:
         ]
     for text in summary["texts"] if rows else ():
         words = f"{text['text']}, {text['tokens']:,} tokens in windows of {text['window']}"
-        kept = _kept(text, summary)
+        kept = text[summary["kept"]]
         perplexities = (f"{model['perplexity']:.4g}" for model in (text, kept))
         rows += [(f"perplexity, {words}", *perplexities), (f"KL, {words}", "", nats(kept, "kl"))]
     return ("", "Original", "Simplified"), rows

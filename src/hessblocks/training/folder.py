@@ -109,9 +109,7 @@ class RunFolder:
                 growing = free = ()  # another command may lack these settings
             grown = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
             grown |= {name: new[name] for name in free if new[name] != old[name]}
-            if "blocks" not in old:  # from an earlier version, where presets identify the blocks
-                new.pop("blocks", None)
-            elif grown and growing:
+            if grown and growing:
                 grown["blocks"] = new["blocks"] | old["blocks"]
             differing = storage.differences(old | grown, new)
         except (RunError, AttributeError, KeyError, TypeError, ValueError) as error:
