@@ -35,7 +35,6 @@ from hessblocks.settings.pretrained import (
 from hessblocks.settings.run_settings import (
     BUILT_IN,
     ROLES,
-    TRACKERS,
     VOCABULARY,
     ComparisonSettings,
     CurvatureSettings,

@@ -1,6 +1,5 @@
 """Train a run in its folder, and measure curvature before and after."""
 
-import importlib
 import math
 import statistics
 import warnings
@@ -180,11 +179,7 @@ class Run:
         trainer = make_trainer(model, settings, self.corpus, self.folder.checkpoints)
         if settings.device == "cuda":
             reset_peak()
-        try:
-            recorder.record(trainer, *([observer] if settings.observation.any else []))
-        finally:
-            if settings.report_to == "wandb":  # the next training would log into the same run
-                importlib.import_module("wandb").finish()
+        recorder.record(trainer, *([observer] if settings.observation.any else []))
         if divergence := recorder.divergence:
             warnings.warn(
                 f"{self.name}: diverged at step {divergence.step}: the {divergence.words} "
