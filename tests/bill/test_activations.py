@@ -30,7 +30,12 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hessblocks as hb
-from hessblocks.bill.activations import ActivationChange, draw_activations, further_squares
+from hessblocks.bill.activations import (
+    ActivationChange,
+    activations_of,
+    draw_activations,
+    further_squares,
+)
 from hessblocks.bill.draws import Draws
 from hessblocks.bill.secant import without_ruling_pieces
 from hessblocks.bill.tapping import attention_tensors
@@ -298,14 +303,16 @@ def test_a_small_cost_that_a_tiny_step_flips_counts_by_its_divergence() -> None:
     torch.manual_seed(0)
     model, x = Flip().double(), torch.randn(16, 4).double() + 2
     model.read.weight.data.abs_()
-    model.flip.weight.data *= 0.01
+    for layer in (model.flip, model.smooth):
+        layer.weight.data *= 1e-3
     x[5, 0] -= model.read(x[5]).item() / model.read.weight[0, 0].item()
     problem = hb.Problem(model, [(x, torch.zeros(16, dtype=torch.long))], loss="classification")
     changes = hb.activation_changes(model, "read", bits=4)
-    first, _, rows = draw_activations(problem, [*changes.values()], samples=16, seed=0)
-    assert first.by_piece(first.squares)[5, 0] / 2 * 16 < 0.3  # within trust
-    draws = without_ruling_pieces(problem, [*changes.values()], first, rows, 0)
-    assert pieces_measured(draws) == [5]
+    listed = [*changes.values()]
+    first, _, rows = draw_activations(problem, listed, samples=16, seed=0)
+    further = further_squares(problem, activations_of(listed), rows[5], first, seed=0)
+    assert further.item() / 2 * 16 < 0.3  # within trust
+    assert pieces_measured(without_ruling_pieces(problem, listed, first, rows, 0)) == [5]
 
 
 def of_scaled_rows(*scales: float) -> tuple[hb.Problem, Any, Any, Any]:
@@ -333,7 +340,7 @@ def test_a_piece_beyond_trust_that_costs_many_times_the_median_counts_by_its_div
 
 
 def test_what_further_samples_do_not_find_large_stays_large() -> None:
-    problem, changes, draws, rows = of_scaled_rows(*[4.0] * 12)  # all beyond trust
+    problem, changes, draws, rows = of_scaled_rows(*[8.0] * 12)  # all beyond trust
     squares = draws.squares.clone()
     squares[3] *= 30
     chance = replace(draws, squares=squares)
