@@ -30,7 +30,14 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hessblocks as hb
-from hessblocks.bill.activations import ActivationChange
+from hessblocks.bill.activations import (
+    ActivationChange,
+    activations_of,
+    draw_activations,
+    further_squares,
+)
+from hessblocks.bill.draws import Draws
+from hessblocks.bill.secant import without_ruling_pieces
 from hessblocks.bill.tapping import attention_tensors
 from hessblocks.errors import ArgumentError
 
@@ -267,6 +274,12 @@ class Flip(nn.Module):
         return flipped
 
 
+def pieces_measured(draws: Draws) -> list[int]:
+    """List the pieces of text that count by their measured divergence."""
+    assert draws.measured is not None
+    return draws.measured.any(1).nonzero()[:, 0].tolist()
+
+
 def test_where_a_tiny_step_flips_the_measured_divergence_of_that_piece_counts() -> None:
     torch.manual_seed(0)
     model, x = Flip().double(), torch.randn(16, 4).double() + 2
@@ -275,16 +288,72 @@ def test_where_a_tiny_step_flips_the_measured_divergence_of_that_piece_counts() 
     problem = hb.Problem(model, [(x, torch.zeros(16, dtype=torch.long))], loss="classification")
     changes = hb.activation_changes(model, "read", bits=4)
     draws = hb.price(problem, changes, samples=16).draws
-    assert draws.ruling is not None
-    assert draws.ruling.tolist() == [5]
+    assert pieces_measured(draws) == [5]
     with torch.no_grad():
         step = x[5].abs().max() / 7
         before, after = (model(v).log_softmax(-1) for v in (x[5], (x[5] / step).round() * step))
     divergence = (before.exp() * (before - after)).sum() / 16
     torch.testing.assert_close(draws.by_piece(draws.squares)[5, 0] / 2, divergence)
     whole = hb.price(problem, changes, samples=16)
-    told = "(1 of 16 pieces of text count by their measured KL, since no quadratic holds there)"
+    told = "(1 of 16 pieces of text cost so much that they count by their measured KL)"
     assert told in str(whole)
+
+
+def test_a_small_cost_that_a_tiny_step_flips_counts_by_its_divergence() -> None:
+    torch.manual_seed(0)
+    model, x = Flip().double(), torch.randn(16, 4).double() + 2
+    model.read.weight.data.abs_()
+    for layer in (model.flip, model.smooth):
+        layer.weight.data *= 1e-3
+    x[5, 0] -= model.read(x[5]).item() / model.read.weight[0, 0].item()
+    problem = hb.Problem(model, [(x, torch.zeros(16, dtype=torch.long))], loss="classification")
+    changes = hb.activation_changes(model, "read", bits=4)
+    listed = [*changes.values()]
+    first, _, rows = draw_activations(problem, listed, samples=16, seed=0)
+    further = further_squares(problem, activations_of(listed), rows[5], first, seed=0)
+    assert further.item() / 2 * 16 < 0.3  # within trust
+    assert pieces_measured(without_ruling_pieces(problem, listed, first, rows, 0)) == [5]
+
+
+def of_scaled_rows(*scales: float) -> tuple[hb.Problem, Any, Any, Any]:
+    """Draw prices of the inputs of linear logits, with some rows larger than others."""
+    torch.manual_seed(1)
+    model, x = nn.Sequential(nn.Linear(6, 9)).double(), torch.randn(12, 6).double()
+    x[: len(scales)] *= torch.tensor(scales, dtype=torch.float64)[:, None]
+    problem = hb.Problem(model, [(x, torch.zeros(12, dtype=torch.long))], loss="classification")
+    changes = [*hb.activation_changes(model, bits=2).values()]
+    draws, _, rows = draw_activations(problem, changes, samples=12, seed=0)
+    return problem, changes, draws, rows
+
+
+def test_a_piece_beyond_trust_that_costs_many_times_the_median_counts_by_its_divergence() -> None:
+    problem, changes, draws, rows = of_scaled_rows(6.0)
+    ruled = without_ruling_pieces(problem, changes, draws, rows, 0)
+    assert pieces_measured(ruled) == [0]
+    x, model = problem.batches[0].inputs[0], problem.model
+    step = x.abs().max()
+    with torch.no_grad():
+        before, after = (model(v).log_softmax(-1) for v in (x, (x / step).round() * step))
+    divergence = (before.exp() * (before - after)).sum() / 12
+    torch.testing.assert_close(ruled.squares[0, 0] / 2, divergence)
+    torch.testing.assert_close(ruled.squares[1:], draws.squares[1:])
+
+
+def test_what_further_samples_do_not_find_large_stays_large() -> None:
+    problem, changes, draws, rows = of_scaled_rows(*[8.0] * 12)  # all beyond trust
+    squares = draws.squares.clone()
+    squares[3] *= 30
+    chance = replace(draws, squares=squares)
+    ruled = without_ruling_pieces(problem, changes, chance, rows, 0)
+    assert 3 not in pieces_measured(ruled)
+    assert ruled.squares[3] == squares[3]
+
+
+def test_further_samples_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, changes, draws, rows = of_scaled_rows()
+    monkeypatch.setattr("hessblocks.bill.activations.FURTHER", 1)
+    further = [further_squares(problem, changes, r, draws, seed=0) for r in rows]
+    assert not (torch.stack(further) == draws.squares).any()
 
 
 def linear_logits(seed: int) -> tuple[hb.Bill, Callable[[float], Tensor]]:
@@ -305,6 +374,31 @@ def linear_logits(seed: int) -> tuple[hb.Bill, Callable[[float], Tensor]]:
     return bill, divergences
 
 
+@pytest.fixture
+def nothing_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no piece of text count by its measured divergence."""
+    monkeypatch.setattr("hessblocks.bill.secant.RULING", math.inf)
+
+
+def test_what_is_measured_on_a_piece_does_not_grow_again() -> None:
+    x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    draws = Draws(
+        shares=torch.tensor([0.25, 0.75], dtype=torch.float64),
+        pieces=torch.tensor([0, 1]),
+        along=torch.zeros(2, 0),
+        squares=torch.tensor([[10.0], [3.0]], dtype=torch.float64),
+        pairs=torch.zeros(0, 1),
+        slopes=torch.zeros(2, 0),
+        measured=torch.tensor([[True], [False]]),
+        growth=torch.stack([x, x**2, 0.1 * x])[None],
+    )
+    value, slope, error = draws.grown([0])
+    assert value * 6.5 == pytest.approx(5 + 0.75 * 4)  # 1.5 on 3/4 of the text is 2 a token there
+    assert slope * 6.5 == pytest.approx(5 + 0.75 * 2 * 4, rel=0.2)  # of an interpolated curve
+    assert error == pytest.approx(0.75 * 0.2)
+
+
+@pytest.mark.usefixtures("nothing_rules")
 def test_a_forecast_grows_as_the_loss_does_along_the_change_of_the_logits() -> None:
     bill, divergences = linear_logits(seed=9)
 
@@ -379,6 +473,7 @@ def test_two_grids_of_one_name_are_priced_apart() -> None:
     assert both["all 0"].relative_size == pytest.approx(1)
 
 
+@pytest.mark.usefixtures("nothing_rules")
 def test_sums_grow_with_every_change_and_an_allocation_of_nats_is_within_them() -> None:
     torch.manual_seed(3)
     parts = [nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 9)) for _ in range(6)]
@@ -421,8 +516,7 @@ def test_the_change_that_flips_is_charged_and_one_under_two_names_is_left_alone(
     assert forecasts[0] > 2 * forecasts[1]
     (change, _) = changes.values()
     twice = hb.price(problem, {"a": change, "b": change}, samples=16)
-    assert twice.draws.ruling is not None
-    assert not len(twice.draws.ruling)
+    assert not pieces_measured(twice.draws)
 
 
 def test_inputs_of_modules_are_rounded_alone() -> None:

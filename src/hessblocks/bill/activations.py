@@ -33,6 +33,8 @@ from hessblocks.tensor_formats import Format, format_of
 BLOCK = 32
 """Tokens that share a scale of a channel, as in KIVI (2402.02750); the last, incomplete block of a
 context stays exact."""
+FURTHER = 8
+"""Further samples of a piece of text that seems to rule a forecast."""
 Kind = int | str | Format
 """Number of bits, or a storage format."""
 
@@ -357,6 +359,21 @@ def draw_activations(
     return ledger.draws(), ledger.relative_sizes(), ledger.rows
 
 
+def further_squares(
+    problem: Problem, changes: Sequence[ActivationChange], rows: Batch, draws: Draws, *, seed: int
+) -> Float[Tensor, " J"]:
+    """Average Σ g²δ² of some rows over samples that are none of the draws'; see `Draws.squares`."""
+    ledger, first = _Rounding(problem, changes), len(draws.pieces)
+    with ledger.watching(problem), problem.computing():
+        passed = SampledPass(problem, rows, [])
+        ledger.begin(passed)
+        for number in range(FURTHER):
+            sample = passed.sample(first + number, seed, keep=number + 1 < FURTHER)
+            ledger.add(0, sample, slope=False, share=1.0)
+        ledger.settle()
+    return ledger.squared[0].mean(0)
+
+
 class _Rounding(Ledger):
     """Products of gradients by activations with their rounding errors, pass by pass."""
 
@@ -393,7 +410,7 @@ class _Rounding(Ledger):
 
     def begin(self, passed: SampledPass) -> None:
         """Take the tensors of a pass, by which its samples differentiate."""
-        self._settle()
+        self.settle()
         self._rows = [passed.rows]
         self._inputs = {tap: tensor for tap, (tensor, _) in self._seen.items()}
         passed.leaves = {tap: leaf for tap, (_, leaf) in self._seen.items()}
@@ -403,7 +420,8 @@ class _Rounding(Ledger):
         self.owners.append((piece, slope))
         self._held.append({tap: g for tap, g in gradients.items() if g is not None})
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Multiply the samples of the last pass with all changes."""
         if not self._held:  # no token of the pass counts
             return
         squares = torch.zeros(len(self._held), len(self._changes), dtype=torch.float64)
@@ -428,7 +446,7 @@ class _Rounding(Ledger):
 
     def draws(self) -> Draws:
         """Return the products."""
-        self._settle()
+        self.settle()
         unmet = next(
             (c.tap for c, norm in zip(self._changes, self._norms[1], strict=True) if not norm), None
         )

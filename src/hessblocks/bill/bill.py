@@ -323,9 +323,10 @@ class Bill(Tabular, Mapping[str, Price]):
     @property
     def ruling(self) -> str:
         """Which pieces of text count by their measured divergence, in words; empty if none does."""
-        count = 0 if self.draws.ruling is None else len(self.draws.ruling)
+        measured = self.draws.measured
+        count = 0 if measured is None else int(measured.any(1).sum())
         where = f"{count} of {len(self.draws.shares)} pieces of text"
-        return f"{where} count by their measured KL, since no quadratic holds there" * bool(count)
+        return f"{where} cost so much that they count by their measured KL" * bool(count)
 
     def __str__(self) -> str:
         """Print the number of changes and of samples, and the most expensive change."""
@@ -529,7 +530,7 @@ def price(
         if form not in (None, "diagonal"):
             raise ArgumentError("form: rounded activations are priced by 'diagonal' alone")
         draws, sizes, rows = draw_activations(problem, checked, samples=samples, seed=seed)
-        draws = without_ruling_pieces(problem, checked, draws, rows)
+        draws = without_ruling_pieces(problem, checked, draws, rows, seed)
         draws = with_growth(problem, checked, draws, rows)  # of forecasts that no piece rules
         return Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
     if form is None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hessblocks.bill.changes import Change
@@ -67,8 +67,8 @@ class Draws:
     """∇L·Δ, with L the share of each piece in the loss."""
     scales: Float[Tensor, "J P"] | None = None
     """Diagonal of each change over that of each reference; None if all changes are multiplied."""
-    ruling: Int[Tensor, " R"] | None = None
-    """Pieces whose products are scaled to the divergence measured there; None: of weights."""
+    measured: Bool[Tensor, "U J"] | None = None
+    """Where `squares` are twice the divergence measured on a piece; None: of weights."""
     growth: Float[Tensor, "J 3 S"] | None = None
     """Forecasts, the divergence at each, which leaves its quadratic, and its error; None: of
     weights."""
@@ -92,21 +92,25 @@ class Draws:
         Returns:
             Divergence and slope, both over the quadratic, and the error of the divergence.
         """
-        if self.growth is None:
+        if self.growth is None or self.measured is None:
             return 1.0, 1.0, 0.0
-        parts = self.by_piece(self.squares[:, columns]).sum(0) / 2
-        total = float(parts.sum())
-        if not total:
+        measured, parts = self.measured[:, columns], self.by_piece(self.squares[:, columns]) / 2
+        total, quadratics = float(parts.sum()), (parts * ~measured).sum(0)
+        left = float(quadratics.sum())
+        fixed = total - left  # what is measured has grown
+        if not left:
             return 1.0, 1.0, 0.0
-        points = total * np.array([1.0, 1 - NEAR, 1 + NEAR])
+        text = 1 - float((self.shares @ measured.to(parts)) @ quadratics) / left
+        points = left / text * np.array([1.0, 1 - NEAR, 1 + NEAR])
         rows = []
         for x, *curves in self.growth[columns].tolist():
             ends = [0, *x, FAR * x[-1]]  # beyond the last, in proportion
             costs, errors = ([0, *curve, FAR * curve[-1]] for curve in curves)
             cost, below, above = np.interp(points, ends, costs)
-            rows.append((cost, (above - below) / (2 * NEAR), np.interp(total, ends, errors)))
-        cost, slope, error = (parts @ torch.tensor(rows, dtype=parts.dtype)).tolist()
-        return cost / total**2, slope / total**2, error / total
+            rows.append((cost, (above - below) / (2 * NEAR), np.interp(points[0], ends, errors)))
+        cost, slope, error = (quadratics @ torch.tensor(rows, dtype=parts.dtype)).tolist()
+        whole = total * points[0]
+        return fixed / total + cost / whole, fixed / total + slope / whole, error / points[0]
 
     def signs(self, columns: Sequence[int]) -> float:
         """Estimate ½ Σ (Δ_i H_ij Δ_j)²: the variance of ½ ΔᵀH_oΔ over random signs of Δ."""

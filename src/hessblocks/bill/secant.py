@@ -17,10 +17,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hessblocks.bill.activations import ActivationChange, activations_of, clash
+from hessblocks.bill.activations import (
+    ActivationChange,
+    ActivationPrice,
+    activations_of,
+    clash,
+    further_squares,
+)
 from hessblocks.bill.changes import Change, New
 from hessblocks.bill.draws import Draws
 from hessblocks.bill.measured import DivergenceFrom, measure
+from hessblocks.bill.prices import FEWEST_PIECES
 from hessblocks.curvature import Batch, Problem, make_plan
 from hessblocks.errors import ArgumentError, RunError
 
@@ -32,12 +39,15 @@ SHARES = 1.0, 0.25
 BEYOND = 4.0
 """The same where the model makes choices: what flips there seldom flips at t = 1 on other text."""
 FAR = 2.0
-"""Largest factor between K(t) / t² and K(1) on one piece of text."""
+"""Largest factor between K(t) / t² and K(1) on a part of the text."""
 FAR_WITH_CHOICES = 1.4
 """The same, and between forecast and K(1), on the whole text, where the model makes choices."""
 PASSES = 4
 """Passes over the text; each over a 32nd of it, or over a fourth where the model makes choices."""
 NOT_MEASURED = "the way to it could not be measured"
+TINY = 0.1
+"""Share of a rounding at which its divergence is measured on a piece that rules a forecast."""
+NOT_FINITE = "price: a divergence is not finite; look at the changes"
 LEAST = 1e-9
 """Divergence in nats per token below which rounding errors of float32 may decide."""
 LEAST_WITH_CHOICES = 5e-5
@@ -46,12 +56,11 @@ CHOICES = ("topk", "sort", "argmax", "argmin", "kthvalue", "round", "multinomial
 """Operations whose result jumps with their input."""
 COMPARISONS = ("eq", "ne", "ge", "le", "gt", "lt", "isclose")
 """Operations that find where the largest entry is, of which the value alone does not jump."""
-TINY = 0.1
-"""Share of a rounding at which its divergence is measured on a piece that rules a forecast."""
 RULING = 4.0
 """A piece of text rules a forecast if it costs so many times what the median piece does."""
-LOOKED_AT = 8
-"""Pieces of text, or up to twice as many, on which the growth of the loss is measured."""
+LOOKED_AT, LONG = 8, 256
+"""Pieces of text, or up to twice as many, on which the growth of the loss is measured; fewer, but
+at least four, of more tokens than the second."""
 STEPS = 0.0025, 0.03, 0.12, 0.25, 0.5, 1.0
 """Squares of the shares of a change of the logits at which the loss is measured."""
 _NUMBER = re.compile(r"\d+")
@@ -159,52 +168,72 @@ def secants(
 
 
 def without_ruling_pieces(
-    problem: Problem, changes: Sequence[Change], draws: Draws, rows: Sequence[Batch]
+    problem: Problem, changes: Sequence[Change], draws: Draws, rows: Sequence[Batch], seed: int
 ) -> Draws:
-    """Scale the products of pieces that rule a forecast to the divergence measured there.
+    """Replace the products of pieces that rule a forecast by the divergence measured there.
 
     Near a flip, as of a first token that just does or does not become an attention sink, the
-    curvature is large, and holds for tiny steps alone: a forecast may be 30 times the divergence.
-    That is measured with all changes of a kind together, and divided over them by the quadratic.
-    Pieces whose quadratic is too low are not sought, so that sums are low where rounding saturates.
+    curvature is large and holds for tiny steps alone: a forecast may be 30 times the divergence.
+    A piece rules the forecast of a kind of changes (by role and edit) if it costs four times the
+    median by its samples and by further ones (what is large by chance balances what is small by
+    chance, and stays), and no quadratic holds there: the cost is beyond trust, or a tenth of the
+    rounding costs over twice its share. The divergence is measured with all changes of a kind
+    together, and divided over them by the further samples.
 
     Args:
         problem: model, loss and data of the draws.
         changes: changes of the draws that round activations.
-        draws: their products; only the diagonal's are scaled.
+        draws: their products; only the diagonal's are replaced.
         rows: rows of each pass; if passes have several pieces, nothing is sought.
+        seed: seed of the draws.
 
     Returns:
-        The draws, with `ruling`.
+        The draws, with `measured`.
 
-    Cost: two forward passes over each such piece for each role and edit, and one more.
+    Raises:
+        RunError: a divergence is not finite.
+
+    Cost: a forward and eight backward passes over each piece that seems to rule; one or two forward
+        passes for each kind whose forecast it rules.
     """
+    is_measured = torch.zeros(len(draws.shares), len(changes), dtype=torch.bool)
     if len(rows) != len(draws.shares):
-        return replace(draws, ruling=torch.zeros(0, dtype=torch.int64))
+        return replace(draws, measured=is_measured)
     rounded, alike = activations_of(changes), dict[tuple[str, str], list[int]]()
     for column, change in enumerate(rounded):
         alike.setdefault((_NUMBER.sub("N", change.place), change.how), []).append(column)
-    looked: dict[int, list[tuple[list[int], float]]] = {}
+    suspects: dict[int, list[tuple[list[int], float]]] = {}
     for columns in alike.values():
-        forecasts = draws.by_piece(draws.together(draws.squares, columns)) / 2
-        costs = forecasts / draws.shares
-        large = (costs > RULING * costs.median()) & (costs.median() > 0)
-        if large.any() and not clash(rounded[c] for c in columns):  # or one change has two names
-            for piece in large.nonzero()[:, 0].tolist():
-                looked.setdefault(piece, []).append((columns, float(forecasts[piece])))
-    squares, ruling = draws.squares.clone(), set[int]()
-    with problem.computing(), torch.no_grad():
-        for piece, edits in looked.items():
+        costs = draws.by_piece(draws.together(draws.squares, columns)) / 2 / draws.shares
+        least = RULING * float(costs.median())
+        if least and not clash(rounded[c] for c in columns):  # or one change has two names
+            for piece in (costs > least).nonzero()[:, 0].tolist():
+                suspects.setdefault(piece, []).append((columns, least))
+    squares = draws.squares.clone()
+    for piece, kinds in suspects.items():
+        further = further_squares(problem, rounded, rows[piece], draws, seed=seed)
+        with problem.computing(), torch.no_grad():
             before = DivergenceFrom(problem, rows[piece], problem.parameters, 1)
-            for columns, forecast in edits:
-                parts = ([_rounded(rounded[c], t) for c in columns] for t in (1.0, TINY))
-                full, tiny = (before.divergences(problem.parameters, p)[0] for p in parts)
-                # a sample that is large by chance is no reason: the mean needs it
-                if tiny / TINY**2 > FAR * full > 0:
+
+            def cost(columns: Sequence[int], t: float = 1.0, before: Any = before) -> float:
+                parts = [_rounded(rounded[c], t) for c in columns]
+                total: float = before.divergences(problem.parameters, parts)[0]
+                return total / problem.valid / t**2
+
+            for columns, least in kinds:
+                part = further[columns] / 2
+                quadratic = float(part.sum())
+                if quadratic <= least * draws.shares[piece]:
+                    continue
+                measured = cost(columns)
+                beyond = quadratic > ActivationPrice.limits[0] * draws.shares[piece]
+                if beyond or (quadratic > FAR * measured and cost(columns, TINY) > FAR * measured):
                     samples = (draws.pieces == piece).nonzero()
-                    squares[samples, torch.tensor(columns)] *= full / problem.valid / forecast
-                    ruling.add(piece)
-    return replace(draws, squares=squares, ruling=torch.tensor(sorted(ruling), dtype=torch.int64))
+                    squares[samples, torch.tensor(columns)] = part * (2 * measured / quadratic)
+                    is_measured[piece, columns] = True
+    if not squares.isfinite().all():
+        raise RunError(NOT_FINITE)
+    return replace(draws, squares=squares, measured=is_measured)
 
 
 def with_growth(
@@ -231,7 +260,7 @@ def with_growth(
     Raises:
         RunError: a divergence is not finite.
 
-    Cost: a forward pass over some eight pieces for each tensor, and one more.
+    Cost: a forward pass over eight pieces (four long ones) for each tensor, and one more.
     """
     rounded, alike = activations_of(changes), dict[str, dict[str, list[int]]]()
     tensors = [change.tap.rpartition(" ")[2] for change in rounded]
@@ -244,7 +273,8 @@ def with_growth(
         max(edits.values(), key=lambda columns: float(forecasts[columns].sum()))
         for edits in alike.values()
     ]
-    step = max(1, len(rows) // LOOKED_AT)
+    few = LOOKED_AT * LONG * len(rows) // max(1, int(problem.valid))
+    step = max(1, len(rows) // max(FEWEST_PIECES, min(LOOKED_AT, few)))
     pieces = list(range(len(rows)))[step // 2 :: step]
     shares, counted, several = [step**0.5 for step in STEPS], 0.0, list[Tensor]()
     most_parts = LOOKED_AT if len(pieces) == 1 else 1
@@ -259,7 +289,7 @@ def with_growth(
             sums = torch.tensor(costs, dtype=torch.float64)
             several.append(sums.view(len(dearest), len(before.counts), -1).transpose(0, 1))
     if not (windows := torch.cat(several)).isfinite().all():
-        raise RunError("price: a divergence is not finite; look at the changes")
+        raise RunError(NOT_FINITE)
     steps, count = torch.tensor(STEPS, dtype=torch.float64), len(windows)
     curves = dict.fromkeys(tensors, torch.stack([steps, steps, 0 * steps]))
     squares = steps / STEPS[0]
@@ -274,12 +304,6 @@ def with_growth(
             error = error.hypot(missing * steps * total)
             curves[tensor] = torch.stack([quadratics, total, error]).nan_to_num()
     return replace(draws, growth=torch.stack([curves[tensor] for tensor in tensors]))
-
-
-def _rounded(change: ActivationChange, t: float) -> ActivationChange:
-    """Make the share t of a rounding."""
-    levels = change.grid.levels
-    return replace(change, grid=replace(change.grid, levels=lambda x: torch.lerp(x, levels(x), t)))
 
 
 def _reason(forecast: float, scaled: Mapping[float, float], choosing: bool, rounds: bool) -> str:
@@ -318,3 +342,9 @@ def _scaled(change: Change, t: float) -> Change:
 
     new = {name: part(name, value) for name, value in change.new.items()}
     return replace(change, new=new, noted={})
+
+
+def _rounded(change: ActivationChange, t: float) -> ActivationChange:
+    """Make the share t of a rounding."""
+    levels = change.grid.levels
+    return replace(change, grid=replace(change.grid, levels=lambda x: torch.lerp(x, levels(x), t)))
