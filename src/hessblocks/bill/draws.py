@@ -101,16 +101,17 @@ class Draws:
         if not left:
             return 1.0, 1.0, 0.0
         text = 1 - float((self.shares @ measured.to(parts)) @ quadratics) / left
-        points = left / text * np.array([1.0, 1 - NEAR, 1 + NEAR])
+        quadratic = left / text
+        points = quadratic * np.array([1.0, 1 - NEAR, 1 + NEAR])
         rows = []
         for x, *curves in self.growth[columns].tolist():
             ends = [0, *x, FAR * x[-1]]  # beyond the last, in proportion
             costs, errors = ([0, *curve, FAR * curve[-1]] for curve in curves)
             cost, below, above = np.interp(points, ends, costs)
-            rows.append((cost, (above - below) / (2 * NEAR), np.interp(points[0], ends, errors)))
+            rows.append((cost, (above - below) / (2 * NEAR), np.interp(quadratic, ends, errors)))
         cost, slope, error = (quadratics @ torch.tensor(rows, dtype=parts.dtype)).tolist()
-        whole = total * points[0]
-        return fixed / total + cost / whole, fixed / total + slope / whole, error / points[0]
+        whole = total * quadratic
+        return fixed / total + cost / whole, fixed / total + slope / whole, error / quadratic
 
     def signs(self, columns: Sequence[int]) -> float:
         """Estimate ½ Σ (Δ_i H_ij Δ_j)²: the variance of ½ ΔᵀH_oΔ over random signs of Δ."""

@@ -132,7 +132,7 @@ FAULTS = (
           "test_what_is_measured_on_a_piece_does_not_grow_again", within="Draws.grown"),
     fault("a forecast of activations does not grow with the loss", "value=growth * $f.value => value=$f.value",
           "test_a_forecast_grows_as_the_loss_does_along_the_change_of_the_logits", within="Bill._price"),
-    fault("the loss grows as if changes were made alone", "left / text * $a => 1e-3 * left / text * $a",
+    fault("the loss grows as if changes were made alone", "quadratic * $a => 1e-3 * quadratic * $a",
           "test_a_forecast_grows_as_the_loss_does_along_the_change_of_the_logits", within="Draws.grown"),
     fault("the error of the loss's growth is left out", "math.hypot($a, $b, missed) => math.hypot($a, $b)",
           "test_a_forecast_grows_as_the_loss_does_along_the_change_of_the_logits", within="Bill._price"),
