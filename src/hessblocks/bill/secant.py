@@ -240,14 +240,14 @@ def without_ruling_pieces(
 def with_growth(
     problem: Problem, changes: Sequence[Change], draws: Draws, rows: Sequence[Batch]
 ) -> Draws:
-    """Measure how the divergence leaves its quadratic in the logits as forecasts grow.
+    """Measure how the divergence leaves its quadratic as forecasts grow.
 
-    The change of the logits stays proportional to the rounding where the loss has left its
-    quadratic: log Σ exp has heavier tails, so that cross-entropies grow faster. For each tensor
-    (keys, values, ...) the most expensive edit of all places rounds a few pieces. Shares of the
-    change of the logits then stand for cheaper roundings. How far the quadratic of that change is
-    from the forecast's, as where outputs saturate, is of the next order, and in the error in
-    proportion to the quadratic: the most expensive edit has the error that it was measured to have.
+    For each tensor (keys, values, ...) the most expensive edit of all places rounds a few pieces.
+    Shares s of its change of the logits stand for cheaper roundings: log Σ exp has heavier tails
+    than a quadratic, so that cross-entropies grow faster. Beyond trust the change of the logits
+    saturates too: a tenth of the same rounding, with the same signs, tells by how much, and less
+    so for cheaper roundings. How far the quadratic there is from the forecast's, as where errors
+    are not independent, is in the error, in proportion to the quadratic.
 
     Args:
         problem: model, loss and data of the draws.
@@ -261,7 +261,8 @@ def with_growth(
     Raises:
         RunError: a divergence is not finite.
 
-    Cost: a forward pass over eight pieces (four long ones) for each tensor, and one more.
+    Cost: a forward pass over eight pieces (four long ones) for each tensor, another one where the
+        most expensive edit is beyond trust, and one more.
     """
     rounded, alike = activations_of(changes), dict[str, dict[str, list[int]]]()
     tensors = [change.tap.rpartition(" ")[2] for change in rounded]
