@@ -31,11 +31,11 @@ from hessblocks.data import Windows, encoded
 from hessblocks_studies.data import SMOLLM2, load_packaged
 
 RUNS = (
-    ("prose", 96, 48, 24, 61),
-    ("code", 96, 48, 24, 61),
-    ("prose", 512, 10, 8, 61),
-    ("code", 512, 10, 8, 61),
-    ("prose", 1024, 5, 3, 61),
+    ("prose", 96, 48, 24, 71),
+    ("code", 96, 48, 24, 71),
+    ("prose", 512, 10, 8, 71),
+    ("code", 512, 10, 8, 71),
+    ("prose", 1024, 5, 3, 71),
 )
 """Text, tokens of a window, windows of the forecasts (a sample each) and of the KL, seed."""
 MEMORY, MEMORY_OF_A_TOKEN = 4_000_000_000, 9_000_000
@@ -82,7 +82,7 @@ def measured_draw(text: str, tokens: int, fitted: int, measured: int, seed: int)
     return found
 
 
-def runtime(fitted: int = 12, measured: int = 6, seed: int = 61) -> dict[str, Any]:
+def runtime(fitted: int = 12, measured: int = 6, seed: int = 71) -> dict[str, Any]:
     """Measure what transformers' own cache costs token by token, beside forecast and check.
 
     quanto's groups of 64 entries are a token's head here, and its grid is that of `per="token"`.

@@ -441,6 +441,22 @@ def test_the_bar_of_the_dearest_edit_covers_what_it_was_measured_to_miss() -> No
     assert fine.forecast.standard_error == pytest.approx(text_of_fine, rel=0.01)
 
 
+def test_beyond_trust_a_forecast_saturates_as_the_outputs_do() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 48), nn.Tanh(), nn.Linear(48, 9)).double()
+    model[0].weight.data *= 12
+    model[2].weight.data *= 8
+    data = torch.randn(1024, 6).double(), torch.zeros(1024, dtype=torch.long)
+    problem = hb.Problem(model, [data], loss="classification")
+    bill = hb.price(problem, hb.activation_changes(model, "0", bits=(2, 4)), samples=64)
+    coarse, fine = bill.values()
+    measured = [estimate.value for estimate in bill.check([(name,) for name in bill]).measured]
+    assert coarse.diagonal.value > 1.8 * measured[0]
+    assert coarse.forecast.value == pytest.approx(measured[0], rel=0.3)
+    assert coarse.forecast.value != pytest.approx(measured[0], rel=1e-3)  # a forecast still
+    assert fine.forecast.value == pytest.approx(fine.diagonal.value, rel=0.15)
+
+
 def test_heads_and_the_whole_of_a_layer_have_one_growth() -> None:
     model, problem = built(), hb.Problem(built(), text(rows=16))
     whole = hb.cache_changes(model, keys=2)

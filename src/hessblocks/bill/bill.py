@@ -505,8 +505,8 @@ def price(
         and four multiplications per change, entry and sample. By the other forms one backward pass,
         and two multiplications per change and entry; by moments a product with them for each row.
         For each role and edit two forward passes over an eighth of 32 rows; over all, if the model
-        chooses, as routers of experts do. For activations one forward pass over eight pieces of
-        text for keys, values, queries and inputs each.
+        chooses, as routers of experts do. For activations one or two forward passes over eight
+        pieces of text for keys, values, queries and inputs each, and those of pieces that rule.
 
     Source: the second-order expansion of KL: Amari (1998), Natural gradient works efficiently in
         learning, equation 2.

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -239,14 +240,14 @@ def without_ruling_pieces(
 def with_growth(
     problem: Problem, changes: Sequence[Change], draws: Draws, rows: Sequence[Batch]
 ) -> Draws:
-    """Measure how the divergence leaves its quadratic in the logits as forecasts grow.
+    """Measure how the divergence leaves its quadratic as forecasts grow.
 
-    The change of the logits stays proportional to the rounding where the loss has left its
-    quadratic: log Σ exp has heavier tails, so that cross-entropies grow faster. For each tensor
-    (keys, values, ...) the most expensive edit of all places rounds a few pieces. Shares of the
-    change of the logits then stand for cheaper roundings. How far the quadratic of that change is
-    from the forecast's, as where outputs saturate, is of the next order, and in the error in
-    proportion to the quadratic: the most expensive edit has the error that it was measured to have.
+    For each tensor (keys, values, ...) the most expensive edit of all places rounds a few pieces.
+    Shares s of its change of the logits stand for cheaper roundings: log Σ exp has heavier tails
+    than a quadratic, so that cross-entropies grow faster. Beyond trust the change of the logits
+    saturates too: a tenth of the same rounding, with the same signs, tells by how much, and less
+    so for cheaper roundings. How far the quadratic there is from the forecast's, as where errors
+    are not independent, is in the error, in proportion to the quadratic.
 
     Args:
         problem: model, loss and data of the draws.
@@ -260,7 +261,8 @@ def with_growth(
     Raises:
         RunError: a divergence is not finite.
 
-    Cost: a forward pass over eight pieces (four long ones) for each tensor, and one more.
+    Cost: a forward pass over eight pieces (four long ones) for each tensor, another one where the
+        most expensive edit is beyond trust, and one more.
     """
     rounded, alike = activations_of(changes), dict[str, dict[str, list[int]]]()
     tensors = [change.tap.rpartition(" ")[2] for change in rounded]
@@ -275,34 +277,51 @@ def with_growth(
     ]
     few = LOOKED_AT * LONG * len(rows) // max(1, int(problem.valid))
     step = max(1, len(rows) // max(FEWEST_PIECES, min(LOOKED_AT, few)))
-    pieces = list(range(len(rows)))[step // 2 :: step]
-    shares, counted, several = [step**0.5 for step in STEPS], 0.0, list[Tensor]()
+    measured = draws.measured
+    alone = [n for n in range(len(rows)) if measured is None or not measured[n].any()]
+    pieces = (alone if len(alone) > step * FEWEST_PIECES else [*range(len(rows))])[
+        step // 2 :: step
+    ]
+    trusted, counted, several = ActivationPrice.limits[0], 0.0, list[Tensor]()
+    beyond = [float(forecasts[columns].sum()) / 2 > trusted for columns in dearest]
     most_parts = LOOKED_AT if len(pieces) == 1 else 1
     with problem.computing(), torch.no_grad():
         for piece in pieces:
             before = DivergenceFrom(problem, rows[piece], problem.parameters, most_parts)
             counted += sum(before.counts)
-            costs = [
-                before.divergences(problem.parameters, [rounded[c] for c in columns], shares)
-                for columns in dearest
+
+            def costs(
+                columns: Sequence[int], t: float, steps: Sequence[float], before: Any = before
+            ) -> Tensor:
+                parts, shares = [_rounded(rounded[c], t) for c in columns], [s**0.5 for s in steps]
+                sums = before.divergences(problem.parameters, parts, shares)
+                return torch.tensor(sums, dtype=torch.float64).view(-1, len(steps)) / t**2
+
+            wholes = [costs(columns, 1.0, STEPS) for columns in dearest]
+            tenths = [
+                costs(columns, TINY, STEPS[:1]) if far else whole[:, :1]
+                for columns, far, whole in zip(dearest, beyond, wholes, strict=True)
             ]
-            sums = torch.tensor(costs, dtype=torch.float64)
-            several.append(sums.view(len(dearest), len(before.counts), -1).transpose(0, 1))
+            pairs = zip(tenths, wholes, strict=True)
+            several.append(torch.stack([torch.cat(pair, 1) for pair in pairs], 1))
     if not (windows := torch.cat(several)).isfinite().all():
         raise RunError(NOT_FINITE)
-    steps, count = torch.tensor(STEPS, dtype=torch.float64), len(windows)
+    steps = torch.tensor(STEPS, dtype=torch.float64)
     curves = dict.fromkeys(tensors, torch.stack([steps, steps, 0 * steps]))
-    squares = steps / STEPS[0]
     windows /= counted or 1.0
     for row, (tensor, columns) in enumerate(zip(alike, dearest, strict=True)):
         total = windows[:, row].sum(0)
-        quadratics, left = total[0] * squares, total - windows[:, row]
-        if quadratics[-1] > LEAST:
-            ratios = left / (left[:, :1] * squares)  # without one window each: jackknife
-            error = (ratios.var(0, correction=0) * (count - 1)).sqrt() * quadratics
-            missing = 1 - 2 * quadratics[-1] / forecasts[columns].sum()
-            error = error.hypot(missing * steps * total)
-            curves[tensor] = torch.stack([quadratics, total, error]).nan_to_num()
+        left = total - windows[:, row]  # without one window each: jackknife
+        (tenth, first), total = total[:2], total[1:]
+        quadratics = first * steps / STEPS[0]
+        if first > LEAST * STEPS[0]:
+            growth = _jackknifed(left[:, 1:] / left[:, 1:2]) * first
+            reached, error = first / tenth, _jackknifed(left[:, 1] / left[:, 0])
+            # q = x / √(1 − (1 − r²) s²) inverts x = q / √(1 + a q²), which saturates or adds up
+            drawn = quadratics / (1 - (1 - reached**2) * steps**2).sqrt()
+            missed = 1 - 2 * tenth / STEPS[0] / forecasts[columns].sum()
+            beside = torch.hypot(error / reached, missed) * steps * total
+            curves[tensor] = torch.stack([drawn, total, growth.hypot(beside)]).nan_to_num()
     return replace(draws, growth=torch.stack([curves[tensor] for tensor in tensors]))
 
 
@@ -348,3 +367,8 @@ def _rounded(change: ActivationChange, t: float) -> ActivationChange:
     """Make the share t of a rounding."""
     levels = change.grid.levels
     return replace(change, grid=replace(change.grid, levels=lambda x: torch.lerp(x, levels(x), t)))
+
+
+def _jackknifed(left_out: Float[Tensor, "N ..."]) -> Float[Tensor, "..."]:
+    """Compute the standard error of a statistic from its values without one window each."""
+    return (left_out.var(0, correction=0) * (len(left_out) - 1)).sqrt()

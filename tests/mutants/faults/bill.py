@@ -139,6 +139,8 @@ FAULTS = (
     fault("outputs that saturate have the bar of their quadratic", "$error.hypot($missing) => $error",
           "test_the_bar_of_the_dearest_edit_covers_what_it_was_measured_to_miss",
           within="with_growth"),
+    fault("outputs that saturate are forecast as if they did not", "costs($a, TINY, $b) if far else $c => $c",
+          "test_beyond_trust_a_forecast_saturates_as_the_outputs_do", within="with_growth"),
     fault("heads beside the whole of a layer count twice in the growth",
           "not any(change.clashes(rounded[c]) for c in columns) => True",
           "test_heads_and_the_whole_of_a_layer_have_one_growth", within="with_growth"),
