@@ -249,6 +249,15 @@ CASES: dict[str, Bad] = {
         0,
         "",
     ),
+    # trackers
+    "a tracker that is not installed": Bad(
+        train("--report-to", "trackio"), 2, "--report-to: trackio is not installed; run pip install"
+    ),
+    "an unknown tracker": Bad(
+        compare("--report-to", "wandbb"),
+        2,
+        "--report-to: 'wandbb' is unknown; did you mean 'wandb'",
+    ),
     "a command that is nearly one of before": Bad(("finetun",), 2, 'Unknown command "finetun"'),
     # models to measure
     "model folder missing": Bad(curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y does not exist"),

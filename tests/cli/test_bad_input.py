@@ -8,7 +8,7 @@ import pytest
 
 from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError
-from hessblocks.settings import CurvatureInspection, TrainingSettings
+from hessblocks.settings import ComparisonSettings, CurvatureInspection, TrainingSettings
 from tests.cli.helpers import Shell, sentence, use_the_terminal
 from tests.training.helpers import files, in_process_of_its_own, numbers
 
@@ -214,6 +214,7 @@ def test_a_full_disk_loses_nothing(shell: Shell, tmp_path: Path) -> None:
         (TrainingSettings, {"optimiser": "adma"}, "--optimiser: 'adma' is unknown; did you mean"),
         (TrainingSettings, {"schedule": "const"}, "--schedule: 'const' is unknown"),
         (CurvatureInspection, {"level": "layer"}, "--level: 'layer' is unknown"),
+        (ComparisonSettings, {"presets": ["sas"], "report_to": "x"}, "--report-to: 'x' is unknown"),
     ],
 )
 def test_unknown_names_are_refused_from_python(settings: type, given: dict, said: str) -> None:

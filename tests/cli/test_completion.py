@@ -9,6 +9,7 @@ import pytest
 import hessblocks as hb
 from hessblocks.cli.app import OWN, main
 from hessblocks.cli.options import KNOWN, PRESETS
+from hessblocks.settings.run_settings import TRACKERS
 from tests.cli.test_start import HEAVY, answer
 
 Printed = pytest.CaptureFixture[str]
@@ -81,6 +82,7 @@ def test_every_command_is_offered(script: Path) -> None:
         ("compare --presets pre-ln,op", {"pre-ln,op"}),
         ("signal preset:v", {"preset:v-skipinit"}),
         ("train sas --device c", {"cpu", "cuda"}),
+        ("train sas --report-to w", {"wandb"}),
         ("train sas --curvature-groups query,k", {"query,key"}),
         ("reproduce fig3", {"fig3a", "fig3b"}),
     ],
@@ -102,6 +104,7 @@ def test_names_are_offered_without_loading_anything_heavy() -> None:
 
 def test_the_names_that_are_offered_are_those_that_are_known() -> None:
     assert tuple(hb.PRESETS) == PRESETS
+    assert set(KNOWN["report_to"]) == set(TRACKERS)
     sizes = {"depth": 1, "width": 16, "heads": 2, "vocab_size": 300, "context": 8}
     for position in KNOWN["position"]:
         assert hb.build("sas", **sizes, position=position) is not None

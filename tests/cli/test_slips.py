@@ -80,6 +80,7 @@ SLIPS = {
     "train block.json": 'PRESET: block.json holds no block.* "kind": "block"',
     "compare --presets sas,presas": "--presets: 'presas' is unknown",
     "train sas --device tpu": "--device: expected auto, cpu or cuda, got 'tpu'",
+    "train sas --report-to wandbb": "--report-to: 'wandbb' is unknown; did you mean 'wandb'",
     "trian sas": 'Unknown command "trian"',
     # what is written
     f"{QUANTISE}": "--size-of: give one of --size-of, --bytes, --bits, --nats",

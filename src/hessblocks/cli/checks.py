@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hessblocks.errors import ArgumentError, in_units, unknown_name
-from hessblocks.settings import BUILT_IN
+from hessblocks.settings import BUILT_IN, TRACKERS
 
 NAMES = "pre-ln pre-ln-zero post-ln parallel skipless v-skipinit sas sas-p sas-p-no-norm op modern"
 PRESETS = tuple(NAMES.split())
@@ -250,3 +250,11 @@ def device(name: str) -> str:
 
     lacking = name == "cuda" and version("torch").endswith("+cpu")
     return "this machine has no usable cuda device; use --device cpu." if lacking else ""
+
+
+def tracker(name: str) -> str:
+    """Check that an experiment tracker is known and installed."""
+    if name not in TRACKERS:
+        return str(unknown_name("", name, TRACKERS)).removeprefix(": ")
+    lacking = name != "none" and not (find_spec(name) or find_spec(f"{name}X"))
+    return f"{name} is not installed; run pip install {name}, or leave it out." if lacking else ""

@@ -25,6 +25,7 @@ KNOWN = {
     "preset": PRESETS,
     "presets": PRESETS,
     "device": ("auto", "cpu", "cuda"),
+    "report_to": settings.TRACKERS,
     "size_of": settings.SIZES["gguf"],
     "position": ("learned", "sinusoidal", "rotary", "no"),
     "parts": PARTS,
@@ -127,6 +128,14 @@ Device = Annotated[
     str, checked(checks.device, help="auto, cpu or cuda.", completer=completer("device"))
 ]
 SeedOption = Annotated[int, within("Random seed of weights and data order.", *settings.SEED)]
+Tracker = Annotated[
+    str,
+    checked(
+        checks.tracker,
+        help="Experiment tracker for the losses: tensorboard, wandb, trackio or none.",
+        completer=completer("report_to"),
+    ),
+]
 
 
 def out_of(command: str) -> Parameter:

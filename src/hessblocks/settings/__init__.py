@@ -35,6 +35,7 @@ from hessblocks.settings.pretrained import (
 from hessblocks.settings.run_settings import (
     BUILT_IN,
     ROLES,
+    TRACKERS,
     VOCABULARY,
     ComparisonSettings,
     CurvatureSettings,

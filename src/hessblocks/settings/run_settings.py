@@ -242,6 +242,8 @@ def is_due(every: int, step: int, last: int) -> bool:
     return every > 0 and (step % every == 0 or step == last)
 
 
+TRACKERS = ("none", "tensorboard", "wandb", "trackio")
+"""Experiment trackers."""
 STARTS = ("scaled", "fixed")
 """Initialisations of weights; the same as `blocks.presets.STARTS`, whose import loads torch."""
 
@@ -348,6 +350,8 @@ class SharedSettings:
     """Measurements during training."""
     device: str = "cpu"
     """cpu or cuda."""
+    report_to: Annotated[str, marks.OneOf(TRACKERS)] = "none"
+    """Experiment tracker for the losses: tensorboard, wandb, trackio or none."""
 
     def __post_init__(self) -> None:
         """Check ranges; refuse a fixed batch whose sequences are longer than the context."""

@@ -117,7 +117,7 @@ def tuned_rates(
         rate_losses = losses.setdefault(run.preset, {})
         while (rate := next_rate(rate_losses, middle)) is not None:
             training = replace(run.training, learning_rate=rate)
-            brief = replace(run, training=training)
+            brief = replace(run, training=training, report_to="none")
             with progress.stage("tuning", f"{run.preset}, rate {rate:g}", training.steps):
                 rate_losses[rate] = tuning_loss(brief, prepared, progress)
             storage.write_tuning(folder.path, TUNING_SEED, losses)
@@ -179,7 +179,7 @@ def _cost(
     """Estimate the time of runs, from a few updates and products of the first block."""
     run, training = runs[0], settings.training
     few = replace(training, steps=TRIAL, log_every=1, evaluation_sequences=1)
-    lines = _unsaved(replace(run, training=few), prepared)
+    lines = _unsaved(replace(run, training=few, report_to="none"), prepared)
     speed = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line][-1]
     windows = (training.steps // training.evaluate_every + 2) * training.evaluation_sequences
     sequences = training.steps * training.batch_size + windows / 3  # forward passes alone

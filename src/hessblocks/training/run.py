@@ -1,5 +1,6 @@
 """Train a run in its folder, and measure curvature before and after."""
 
+import importlib
 import math
 import statistics
 import warnings
@@ -179,7 +180,11 @@ class Run:
         trainer = make_trainer(model, settings, self.corpus, self.folder.checkpoints)
         if settings.device == "cuda":
             reset_peak()
-        recorder.record(trainer, *([observer] if settings.observation.any else []))
+        try:
+            recorder.record(trainer, *([observer] if settings.observation.any else []))
+        finally:
+            if settings.report_to == "wandb":  # the next training would log into the same run
+                importlib.import_module("wandb").finish()
         if divergence := recorder.divergence:
             warnings.warn(
                 f"{self.name}: diverged at step {divergence.step}: the {divergence.words} "

@@ -196,7 +196,9 @@ class GuardedTrainer(Trainer):
         """Do nothing: a gradient scaler is for float16, which is never used here."""
 
 
-def quiet_arguments(folder: AnyPath, device: str, **fields: Any) -> TrainingArguments:
+def quiet_arguments(
+    folder: AnyPath, device: str, report_to: str = "none", **fields: Any
+) -> TrainingArguments:
     """Make arguments with which the Trainer prints, logs and saves nothing by itself.
 
     A recorder logs and saves instead. Each process uses one device.
@@ -204,6 +206,7 @@ def quiet_arguments(folder: AnyPath, device: str, **fields: Any) -> TrainingArgu
     Args:
         folder: folder of the checkpoints.
         device: cpu or cuda.
+        report_to: experiment tracker of transformers that gets the log, such as `tensorboard`.
         **fields: further fields of `transformers.TrainingArguments`.
 
     Returns:
@@ -221,7 +224,7 @@ def quiet_arguments(folder: AnyPath, device: str, **fields: Any) -> TrainingArgu
         ddp_find_unused_parameters=False,
         disable_tqdm=True,
         log_level="error",
-        report_to="none",
+        report_to=report_to,
         **fields,
     )
     # whatever ACCELERATE_MIXED_PRECISION is
@@ -364,6 +367,8 @@ def run_arguments(
     return quiet_arguments(
         folder,
         settings.device,
+        report_to=settings.report_to,
+        run_name=f"{settings.preset}, seed {settings.seed}",
         max_steps=training.steps,
         per_device_train_batch_size=per_pass,
         per_device_eval_batch_size=per_pass,

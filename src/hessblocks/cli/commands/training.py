@@ -45,6 +45,7 @@ def compare(
     out: options.Out = Path("runs/compare"),
     seed: options.SeedOption = 0,
     device: options.Device = "auto",
+    report_to: options.Tracker = "none",
     screen: options.Screen,
 ) -> None:
     """Train several blocks on the same data and map their curvature before and after.
@@ -71,6 +72,7 @@ def compare(
         tune=training.tune,
         **measured,
         device=runs.resolve_device(device),
+        report_to=report_to,
     )
     for name in comparison.presets:  # before the data is read
         runs.model_without_weights(model, name, text.vocab_size)
@@ -99,6 +101,7 @@ def train(
     out: Annotated[Path | None, options.out_of("PRESET")] = None,
     seed: options.SeedOption = 0,
     device: options.Device = "auto",
+    report_to: options.Tracker = "none",
     screen: options.Screen,
 ) -> None:
     """Train one block and save the model in --out, ready for `from_pretrained`."""
@@ -120,6 +123,7 @@ def train(
         training=training,
         observation=observation,
         device=runs.resolve_device(device),
+        report_to=report_to,
     )
     runs.model_without_weights(model, preset, text.vocab_size)  # before the data is read
     generate = shell_line(["python", "-c", _TRY, str(folder / "model")])
