@@ -2,7 +2,7 @@
 
 A quadratic at the weights knows neither edges nor flats on the way. A router that chooses experts
 (top-k) is an edge: for small t the divergence of tΔ grows like t, not like t². Letters: Δ change, t
-share of it, K(t) measured divergence of tΔ.
+share of it, K(t) measured divergence of tΔ, N windows of text.
 """
 
 from __future__ import annotations
