@@ -192,6 +192,15 @@ class GuardedTrainer(Trainer):
         with writing(folder, folder.parent):
             super()._save_checkpoint(model, trial)
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        try:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        except ValueError as error:
+            raise RunError(
+                f"{checkpoint}: its optimiser is that of a model with other parameters; choose "
+                "another --out"
+            ) from error
+
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Do nothing: a gradient scaler is for float16, which is never used here."""
 
