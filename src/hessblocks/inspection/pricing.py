@@ -57,6 +57,9 @@ HELD = 8
 """Most gradients that `hb.price` holds at once."""
 INPUTS = "inputs."
 """Prefix of mean squared inputs in the file of samples."""
+CHECKED = 12
+"""Most windows of the check of rounded activations, where each set of changes is a pass of its own.
+"""
 PIECES = 32
 """Fewest batches of the text of a check, if it has as many windows."""
 ROUNDED = 0.01
@@ -111,7 +114,8 @@ def measure_price(
         model, saved = load_saved(source, "causal-lm")
         tokenizer = saved.tokenizer(needed=True)
         subject = Subject(name=saved.name, model=placed(device, model), tokenizer=tokenizer)
-        checked = settings.sequences if settings.check else 0
+        windows = min(settings.sequences, CHECKED) if rounding else settings.sequences
+        checked = windows if settings.check else 0
         text, held_out = drawn_batches(subject, texts, settings, checked)
         merging = _other(settings.merge, subject) if settings.merge else None
         every: list[Edit] = [rounded(bits=bits) for bits in settings.round]
@@ -150,7 +154,8 @@ def measure_price(
     summary = before if before.get("asked", "") == settings.allocate else {}
     with claimed(folder, config, free=["allocate"]):
         check = min(settings.check, len(changes))
-        measured = check + 1 + 2 * (len(config["edits"]) + 1) if check else 0
+        sets = check + 1 + 2 * (len(config["edits"]) + 1) if check else 0
+        measured = sets * checked / settings.sequences
         bill = stored_bill(problem, changes, settings, [folder], drawn, progress, measured)
         bill.save(folder / "bill.csv")
         if not summary:

@@ -132,7 +132,8 @@ class PricingSettings:
     samples: Annotated[int, at_least(2)] = 32
     """Number of sampled gradients, each on a different piece of the text."""
     sequences: Annotated[int, at_least(2)] = 32
-    """Windows of text for the forecasts, and the same number for the check."""
+    """Windows of text for the forecasts, and the same number for the check; of activations 12 at
+    most."""
     tokens: Annotated[int, at_least(2)] = 96
     """Tokens per window, 2 or more."""
     bare: bool = False
