@@ -539,6 +539,22 @@ def test_another_seed_gives_other_windows_and_other_draws(
     assert not torch.equal(bills[0].draws.along, bills[1].draws.along)
 
 
+def test_a_check_of_activations_takes_twelve_windows_at_most(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def note(*given: Any) -> Any:
+        asked.append(given[-1])
+        raise ArgumentError("seen")
+
+    monkeypatch.setattr(pricing, "drawn_batches", note)
+    for fields in ({"cache": (3,)}, {"activations": (8,)}, {"round": (3,)}):
+        with pytest.raises(ArgumentError, match="seen"):
+            pricing.measure_price(str(place / "model"), place / "text.txt", sequences=30, **fields)
+    assert asked == [12, 12, 30]
+
+
 def test_a_cache_is_priced_head_by_head_with_a_recipe(
     shell: Shell, place: Path, tmp_path: Path
 ) -> None:
