@@ -16,7 +16,6 @@ from hessblocks.inspection.measure import _subjects, placed
 from hessblocks.inspection.opening import encoded_batch
 from hessblocks.inspection.subject import Subject
 from hessblocks.settings.pretrained import CurvatureInspection
-from hessblocks.storage import environment
 from hessblocks.storage.files import write_text
 from hessblocks.storage.store import POINTS
 from tests.data.helpers import write_code
@@ -204,28 +203,6 @@ def test_signal_notes_what_it_is_of(
     assert one.keys() == {"fingerprint", "configuration", "tokens"}
     differ = {key for key in one if one[key] != other["HessblocksForCausalLM"][key]}
     assert differ == {"fingerprint", "tokens"}
-
-
-def test_a_second_signal_in_a_folder_replaces_the_first_with_its_settings_and_versions(
-    model: torch.nn.Module, batch: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
-    out, other = tmp_path / "out", tmp_path / "other"
-    hb.measure_signal(model, batch, out=out, jacobian_steps=0)
-    (out / "environment.json").write_text('{"torch": "1"}')
-    rows = hb.measure_signal(["preset:sas"], batch, **SIZES, out=out, jacobian_steps=0)
-    written = (out / "results.csv").read_text().splitlines()
-    assert len(written) == len(rows) + 1
-    assert all(line.startswith("sas,") for line in written[1:])
-    config, versions = (
-        json.loads((out / f"{n}.json").read_text()) for n in ("config", "environment")
-    )
-    assert (config["models"], config["rows"]) == ({"sas": "preset:sas"}, len(rows))
-    assert versions == json.loads(json.dumps(environment()))
-    other.mkdir()
-    (other / "kept").write_text("")
-    with pytest.raises(hb.ArgumentError, match=r"--out: .*other is not empty and holds"):
-        hb.measure_signal(model, batch, out=other, jacobian_steps=0)
-    assert [path.name for path in other.iterdir() if path.name[0] != "."] == ["kept"]
 
 
 def test_two_objects_of_one_kind_have_two_names(

@@ -13,7 +13,7 @@ from torch import nn
 
 from hessblocks import curvature, storage
 from hessblocks.conventions import AnyPath
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection import opening
 from hessblocks.inspection.curvature_run import CurvatureRun
 from hessblocks.inspection.spending import Subjects, chosen, free_memory
@@ -200,6 +200,9 @@ def measure_signal(
         raise ArgumentError("MODEL: expected a folder or preset:NAME, got none.")
     settings, batch = _settings(SignalInspection, data, fields)
     devices = [_device(source, device) for source in sources]
+    out = None if out is None else Path(out)
+    if out:
+        _check_folder(out)
     with progress.stage("models and data"):
         loaded = [opening.opened(source, settings, batch, beside=sources) for source in sources]
         for subject, _ in loaded:
@@ -228,11 +231,13 @@ def measure_signal(
             "seed": settings.seed,
             "device": devices[0],
         }
-        with claimed(Path(out), config, free=[*config]) as folder:
-            storage.write_json(folder.environment, storage.environment())
-            storage.write_table(folder.results, SIGNAL_COLUMNS, rows)
+        with storage.held(out):
+            _check_folder(out)
+            storage.write_json(out / "config.json", config)
+            storage.write_json(out / "environment.json", storage.environment())
+            storage.write_table(out / "results.csv", SIGNAL_COLUMNS, rows)
             if finish:
-                finish(folder.path)
+                finish(out)
     return rows
 
 
@@ -291,3 +296,22 @@ def _distinct(names: Sequence[str], sources: Sequence[opening.ModelSource]) -> l
         f"{name} {longer[: index + 1].count(name)}" if longer.count(name) > 1 else name
         for index, name in enumerate(longer)
     ]
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse a folder with other contents than a run of `hessblocks signal`.
+
+    Raises:
+        ArgumentError: the folder has other contents, or a link.
+    """
+    storage.refuse_links(out)
+    try:
+        empty = not out.exists() or all(path.name.startswith(".") for path in out.iterdir())
+        ours = empty or storage.read_object(out / "config.json").get("command") == "signal"
+    except RunError:
+        ours = False
+    if not ours:
+        raise ArgumentError(
+            f"--out: {out} holds something other than a run of `hessblocks signal`; choose a new "
+            "or empty folder."
+        )
