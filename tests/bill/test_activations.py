@@ -37,7 +37,7 @@ from hessblocks.bill.activations import (
     further_squares,
 )
 from hessblocks.bill.draws import Draws
-from hessblocks.bill.secant import without_ruling_pieces
+from hessblocks.bill.secant import STEPS, without_ruling_pieces
 from hessblocks.bill.tapping import attention_tensors
 from hessblocks.errors import ArgumentError
 
@@ -455,6 +455,26 @@ def test_beyond_trust_a_forecast_saturates_as_the_outputs_do() -> None:
     assert coarse.forecast.value == pytest.approx(measured[0], rel=0.3)
     assert coarse.forecast.value != pytest.approx(measured[0], rel=1e-3)  # a forecast still
     assert fine.forecast.value == pytest.approx(fine.diagonal.value, rel=0.15)
+
+
+def test_where_outputs_grow_faster_the_bar_tells_and_the_forecast_stays() -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 9)
+    model, x = nn.Sequential(*layers).double(), torch.randn(256, 6).double()
+    model[0].weight.data *= 40
+    model[2].weight.data *= 6
+    problem = hb.Problem(model, [(x, torch.zeros(256, dtype=torch.long))], loss="classification")
+    bill = hb.price(problem, hb.activation_changes(model, "0", bits=(2, 4)), samples=32)
+    coarse, _ = bill.values()
+    assert bill.draws.growth is not None
+    drawn, _, errors = bill.draws.growth[0]
+    steps = drawn / drawn[-1]
+    torch.testing.assert_close(
+        steps, steps.new_tensor(STEPS), rtol=1e-6, atol=0.0
+    )  # straight: nothing saturates
+    assert errors.isfinite().all()
+    measured = bill.check([coarse.name]).measured[0].value
+    assert abs(coarse.forecast.value - measured) < 3 * coarse.forecast.standard_error
 
 
 def test_heads_and_the_whole_of_a_layer_have_one_growth() -> None:

@@ -316,10 +316,11 @@ def with_growth(
         quadratics = first * steps / STEPS[0]
         if first > LEAST * STEPS[0]:
             growth = _jackknifed(left[:, 1:] / left[:, 1:2]) * first
-            reached, error = first / tenth, _jackknifed(left[:, 1] / left[:, 0])
-            # q = x / √(1 − (1 − r²) s²) inverts x = q / √(1 + a q²), which saturates or adds up
+            reached = (first / tenth).clamp(0, 1)  # what grows instead is in `missed`
+            error = _jackknifed(left[:, 1] / left[:, 0]).nan_to_num(0.0, 0.0)
+            # q = x / √(1 − (1 − r²) s²) inverts x = q / √(1 + a q²), which saturates
             drawn = quadratics / (1 - (1 - reached**2) * steps**2).sqrt()
-            missed = 1 - 2 * tenth / STEPS[0] / forecasts[columns].sum()
+            missed = 1 - 2 * first / reached / STEPS[0] / forecasts[columns].sum()
             beside = torch.hypot(error / reached, missed) * steps * total
             curves[tensor] = torch.stack([drawn, total, growth.hypot(beside)]).nan_to_num()
     return replace(draws, growth=torch.stack([curves[tensor] for tensor in tensors]))

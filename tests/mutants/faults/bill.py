@@ -141,6 +141,8 @@ FAULTS = (
           within="with_growth"),
     fault("outputs that saturate are forecast as if they did not", "costs($a, TINY, $b) if far else $c => $c",
           "test_beyond_trust_a_forecast_saturates_as_the_outputs_do", within="with_growth"),
+    fault("outputs that grow faster are extrapolated", "($first / $tenth).clamp(0, 1) => $first / $tenth",
+          "test_where_outputs_grow_faster_the_bar_tells_and_the_forecast_stays", within="with_growth"),
     fault("heads beside the whole of a layer count twice in the growth",
           "not any(change.clashes(rounded[c]) for c in columns) => True",
           "test_heads_and_the_whole_of_a_layer_have_one_growth", within="with_growth"),
