@@ -1,6 +1,7 @@
 """Norm, trace and diagonal: exact cases, other libraries' numbers, edges and refusals."""
 
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -155,7 +156,9 @@ def test_the_norm_is_low_by_no_more_than_the_docstring_says() -> None:
 def test_the_norm_from_squares_needs_nothing_else() -> None:
     op = operator("flat")
     products = op @ Probes(op, seed=5).draw(16)
-    assert norm_from_squares(products.square().sum(0)) == frobenius_norm(op, 16, 5)
+    found, direct = norm_from_squares(products.square().sum(0)), frobenius_norm(op, 16, 5)
+    # sums of another layout differ in their last digit on some processors
+    assert astuple(found) == pytest.approx(astuple(direct), rel=1e-12)
 
 
 def test_the_error_bars_are_those_of_the_docstrings() -> None:
