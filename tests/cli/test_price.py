@@ -578,7 +578,7 @@ def test_a_cache_is_priced_head_by_head_with_a_recipe(
     assert float(together[recipe]["forecast"]) == pytest.approx(cheapest, rel=1e-3)
     page = (out / "report.html").read_text()
     assert "axis_key=" in page
-    assert "carries" in page
+    assert "the first token" in page
     dearest = json.loads((out / "summary.json").read_text())["sentences"][0]
     costs = [float(together[name]["measured"]) for name in grids[:2]]
     assert f"keys cost {min(costs):.3g} nats (measured)" in dearest

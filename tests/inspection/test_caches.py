@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, QuantizedCache
 
 import hessblocks as hb
-from hessblocks.inspection.caches import recipes, runtime_words
+from hessblocks.inspection.caches import cache_sentences, recipes, runtime_words
 
 
 def test_a_recipe_counts_keys_and_values_by_their_entries() -> None:
@@ -28,6 +28,26 @@ def test_a_recipe_counts_keys_and_values_by_their_entries() -> None:
     assert list(chosen.values()) == [
         ("keys 2", "values 2"), ("keys 2", "values 4"), ("keys 4", "values 4"),
     ]  # fmt: skip
+
+
+def test_a_share_within_its_errors_is_not_told() -> None:
+    costs = {"token": 0.53, "token, first token exact": 0.55, "channel": 0.06}
+
+    def told(error: float, exact: float = 0.55) -> str:
+        rows = {
+            f"all, {kind}, 3 bits per {grid}": {"measured": cost, "measured_error": error}
+            for kind in ("keys", "values")
+            for grid, cost in {**costs, "token, first token exact": exact}.items()
+        }
+        return next(cache_sentences(rows, (3,), "measured"))
+
+    assert told(0.04) == (
+        "At 3 bits keys cost 0.06 nats (measured) with a scale per channel and 8.8 times as much "
+        "with one per token; the first token is no clear part of their cost per token."
+    )
+    assert "as much, within errors, with one per token" in told(0.4)
+    assert "carries 32%" in told(0.04, exact=0.36)
+    assert "no clear part" in told(0.08, exact=0.36)  # 1.5 joint errors
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Literal
@@ -74,24 +75,37 @@ def head_map(bill: Bill, bits: int) -> dict[str, list[float]]:
 
 
 def cache_sentences(
-    costs: Mapping[str, float], bits: Sequence[int], kind_of_cost: str
+    rows: Mapping[str, Mapping[str, Any]], bits: Sequence[int], kind_of_cost: str
 ) -> Iterator[str]:
     """Say what grids cost against each other, what the first token costs, and recipes.
 
+    Two costs differ if more than two joint errors apart; else nothing is said of their ratio.
+
     Args:
-        costs: cost of each row of together.csv.
+        rows: rows of together.csv.
         bits: bits of `--cache`.
         kind_of_cost: measured or forecast.
     """
+    costs: dict[str, float] = {name: row[kind_of_cost] for name, row in rows.items()}
+
+    def differ(*names: str) -> bool:
+        errors = (rows[name][f"{kind_of_cost}_error"] for name in names)
+        return costs[names[1]] - costs[names[0]] > 2 * math.hypot(*errors)
+
     for kind, width in product(("keys", "values"), bits):
-        by = {per: costs[f"all, {kind}, {width} bits per {per}"] for per in ("token", "channel")}
-        cheap, dear = sorted(by, key=by.__getitem__)
-        exact = costs[f"all, {kind}, {width} bits per token, first token exact"]
-        if by[cheap] > 0:
+        names = {per: f"all, {kind}, {width} bits per {per}" for per in ("token", "channel")}
+        cheap, dear = sorted(names, key=lambda per: costs[names[per]])
+        least, whole = costs[names[cheap]], names["token"]
+        exact = f"{whole}, first token exact"
+        if least > 0:
+            ratio, share = costs[names[dear]] / least, 1 - costs[exact] / costs[whole]
+            clear = differ(names[cheap], names[dear])
+            times = f"{ratio:.2g} times as much" if clear else "as much, within errors,"
+            part = f"carries {share:.0%}" if differ(exact, whole) else "is no clear part"
             yield (
-                f"At {width} bits {kind} cost {by[cheap]:.3g} nats ({kind_of_cost}) with a scale "
-                f"per {cheap} and {by[dear] / by[cheap]:.2g} times as much with one per {dear}; "
-                f"the first token carries {1 - exact / by['token']:.0%} of their cost per token."
+                f"At {width} bits {kind} cost {least:.3g} nats ({kind_of_cost}) with a scale "
+                f"per {cheap} and {times} with one per {dear}; "
+                f"the first token {part} of their cost per token."
             )
     for name in costs:
         if name.startswith("recipe at"):

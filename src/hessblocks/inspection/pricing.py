@@ -504,7 +504,7 @@ def _summary(
                 drawn.savefig(temporary, dpi=150)
     if settings.cache:
         kind = "measured" if settings.check else "forecast"
-        costs = {name: row[kind] for name, row in zip(sets, together, strict=True)}
+        costs = dict(zip(sets, together, strict=True))
         summary["sentences"] = list(cache_sentences(costs, settings.cache, kind))
         summary["heads"] = head_map(bill, settings.cache[len(settings.cache) // 2])
     named = [

@@ -4,6 +4,8 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
+    fault("shares within their errors are told", "2 * math.hypot(*$a) => 0 * math.hypot(*$a)",
+          "test_a_share_within_its_errors_is_not_told", within="cache_sentences"),
     fault("a sampled run plans second derivatives",
           "self.problem.value(twice=$a) => self.problem.value()",
           "test_a_sampled_run_takes_no_second_derivative"),
