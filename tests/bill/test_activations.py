@@ -37,9 +37,12 @@ from hessblocks.bill.activations import (
     further_squares,
 )
 from hessblocks.bill.draws import Draws
+from hessblocks.bill.prices import ratio_estimate
+from hessblocks.bill.responses import responses
 from hessblocks.bill.secant import STEPS, without_ruling_pieces
 from hessblocks.bill.tapping import attention_tensors
 from hessblocks.errors import ArgumentError
+from hessblocks.linalg import Estimate
 
 SMALL: dict[str, Any] = {
     "vocab_size": 11,
@@ -130,18 +133,29 @@ def dense_price(model: nn.Module, tokens: Tensor, change: ActivationChange) -> f
     return total / tokens[:, 1:].numel()
 
 
-def test_over_40_seeds_prices_are_unbiased_and_their_bars_hold() -> None:
+def responses_of(problem: hb.Problem, change: Any, heads: int = 1) -> Tensor:
+    """What rounding moves and what small errors would, by piece and head; equal where fine."""
+    shape = {change.tap: (heads, 4)}
+    found = responses(problem, {change.tap: [change.grid]}, shape, [*problem.batches])
+    return found.get((change.tap, change.grid), torch.ones(2, 1, heads))
+
+
+def test_over_40_seeds_prices_are_unbiased_and_their_bars_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hessblocks.bill.responses.SIGNS", 30)  # signs are the same in all bills
     model, data = built(), text(rows=24)
     changes: Any = hb.cache_changes(model, keys=3, values=2, queries=3, heads=True)
-    problem = hb.Problem(model, data)
+    problem = hb.Problem(model, [{"input_ids": row[None]} for row in data["input_ids"]])
     bills = [hb.price(problem, changes, samples=24, seed=seed) for seed in range(40)]
-    for kind in (
-        "diagonal",
-        "forecast",
-    ):  # at costs so small, the loss does not leave its quadratic
+    looked_at = hb.Problem(model, [{"input_ids": row[None]} for row in data["input_ids"][1::3]])
+    for kind in ("diagonal", "forecast"):  # at such costs the loss does not leave its quadratic
         apart = []
         for name, change in changes.items():
             truth = dense_price(model, data["input_ids"], change)
+            if kind == "forecast":
+                moved, small = responses_of(looked_at, change, 1 + ("queries" in name)).sum(1)
+                truth *= float((moved / small)[change.head])
             estimates = [getattr(bill[name], kind) for bill in bills]
             pairs = [(estimate.value, estimate.standard_error) for estimate in estimates]
             values, bars = torch.tensor(pairs, dtype=torch.float64).T
@@ -149,6 +163,61 @@ def test_over_40_seeds_prices_are_unbiased_and_their_bars_hold() -> None:
             apart.append((values - truth).abs() / bars)
         shares = [float((torch.cat(apart) < bound).double().mean()) for bound in (1, 2, 3)]
         assert all(a > least for a, least in zip(shares, (0.6, 0.9, 0.98), strict=True)), shares
+
+
+def test_the_spread_over_pieces_has_the_error_of_a_response() -> None:
+    model, rows = built(), text(rows=24)["input_ids"]
+    problem = hb.Problem(model, [{"input_ids": row[None]} for row in rows])
+    (name, change), *_ = hb.cache_changes(model, keys=2).items()
+    draws, _, _ = draw_activations(problem, [change], samples=24, seed=0)
+    looked_at = slice(1, None, 3)
+    some = hb.Problem(model, [{"input_ids": row[None]} for row in rows[looked_at]])
+    full, small = responses_of(some, change)[:, :, 0]
+    response = full.sum() / small.sum()
+    left_out = (full.sum() - full) / (small.sum() - small)
+    jackknife = ((left_out - left_out.mean()).square().sum() * 7 / 8).sqrt()
+    plain, shaped = (draws.by_piece(values)[:, 0] for values in (draws.squares, draws.forecasts))
+    assert float(shaped.sum()) == pytest.approx(float(plain.sum() * response)), name
+    apart = shaped - plain * response
+    assert float(apart.sum()) == pytest.approx(0, abs=1e-12)
+    assert apart.nonzero()[:, 0].tolist() == [*range(24)][looked_at]
+    assert float(apart.norm()) == pytest.approx(float(jackknife * plain.sum()), rel=0.2)
+
+
+@pytest.mark.parametrize("kind", ["queries", "keys"])
+def test_a_response_is_what_rounding_moves_over_what_the_jacobian_of_the_output_says(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hessblocks.bill.responses.SIGNS", 400)
+    model, heads, place = built(), 2 if kind == "queries" else 1, int(kind == "keys")
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[0, 5:] = 0  # padding moves nothing
+    problem = hb.Problem(model, {**text(rows=2), "attention_mask": mask})
+    (change, *_) = activations_of(hb.cache_changes(model, **{kind: 2}).values())
+    found = responses_of(problem, change, heads)
+    calls: list[Any] = []
+    eager = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def attention(own: Any, *given: Any, **more: Any) -> Any:
+        calls.append((own, given, more))
+        return eager(own, *given, **more)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", attention)
+    model(**text(rows=2), attention_mask=mask, use_cache=False)
+    own, given, more = calls[0]
+
+    def output(x: Tensor) -> Tensor:
+        new: Tensor = eager(own, *given[:place], x, *given[place + 1 :], **more)[0]
+        return new * mask[..., None, None]
+
+    old = given[place].detach()
+    delta = change.grid.new(old) - old
+    moved = (output(old + delta) - output(old)).square().sum((0, 1, 3))
+    jacobian = torch.autograd.functional.jacobian(output, old).square().sum((0, 1, 3)).flatten(1)
+    small = jacobian @ delta.square().flatten()  # by head of the output
+    expected = torch.stack([moved, small]).view(2, heads, -1).sum(2)
+    torch.testing.assert_close(found[0, 0], expected[0])
+    torch.testing.assert_close(found[1, 0], expected[1], rtol=0.1, atol=0)
 
 
 class OneAttention(PreTrainedModel):
@@ -185,7 +254,7 @@ def test_for_one_attention_the_price_is_that_of_the_closed_form() -> None:
         delta = changes[f" {kind}, 2 bits per token"].grid.new(weight.detach()) - weight.detach()
         diagonal = torch.diag(h.block(name, name, part="outer").dense())
         truth = float((diagonal * delta.flatten().square()).sum()) / 2
-        assert abs(bill[f" {kind}, 2 bits per token"].forecast.value / truth - 1) < 0.05
+        assert abs(bill[f" {kind}, 2 bits per token"].diagonal.value / truth - 1) < 0.05
 
 
 class RoundingCache(DynamicCache):
@@ -374,6 +443,13 @@ def linear_logits(seed: int) -> tuple[hb.Bill, Callable[[float], Tensor]]:
     return bill, divergences
 
 
+def quadratic_of(bill: hb.Bill, name: str) -> Estimate:
+    """The forecast of a change before it grows."""
+    draws, column = bill.draws, [*bill].index(name)
+    parts = draws.by_piece(draws.forecasts[:, column]) / 2
+    return ratio_estimate(parts, draws.shares, len(draws.pieces))
+
+
 @pytest.fixture
 def nothing_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no piece of text count by its measured divergence."""
@@ -407,17 +483,18 @@ def test_a_forecast_grows_as_the_loss_does_along_the_change_of_the_logits() -> N
         return float(divergences(share).mean())
 
     quadratic = divergence(1e-3) * 1e6
-    for price, most in zip(bill.values(), (1.0, 0.3), strict=True):
-        share = (price.diagonal.value / quadratic) ** 0.5
+    for price, most in zip(bill.values(), (1.01, 0.3), strict=True):
+        small = quadratic_of(bill, price.name)
+        share = (small.value / quadratic) ** 0.5
         assert share < most
         assert price.forecast.value == pytest.approx(divergence(share), rel=0.02)
         ends = divergence(share * 1.05**0.5) - divergence(share * 0.95**0.5)
-        slope = ends / (0.1 * price.diagonal.value)
+        slope = ends / (0.1 * small.value)
         pairs = [divergences(share), divergences(1e-3) * (1e3 * share) ** 2]
         left_out = torch.stack([(a - a.sum()) / 11 for a in pairs])  # jackknife over the rows
         ratios = left_out[0] / left_out[1]
         missed = float(((ratios - ratios.mean()).square().sum() * 11 / 12).sqrt())
-        errors = slope * price.diagonal.standard_error, missed * price.diagonal.value
+        errors = slope * small.standard_error, missed * small.value
         assert errors[1] > 0.05 * errors[0]
         assert price.forecast.standard_error == pytest.approx(math.hypot(*errors), rel=0.15)
     assert bill["0 inputs, 2 bits"].forecast.value > 1.5 * bill["0 inputs, 2 bits"].diagonal.value
@@ -432,9 +509,10 @@ def test_the_bar_of_the_dearest_edit_covers_what_it_was_measured_to_miss() -> No
     bill = hb.price(problem, hb.activation_changes(model, "0", bits=(2, 8)), samples=300)
     coarse, fine = bill.values()
     missed = abs(coarse.forecast.value - bill.check([coarse.name]).measured[0].value)
+    quadratics = (quadratic_of(bill, name) for name in bill)
     text, text_of_fine = (
-        price.diagonal.standard_error / price.diagonal.value * price.forecast.value
-        for price in (coarse, fine)
+        quadratic.standard_error / quadratic.value * price.forecast.value
+        for quadratic, price in zip(quadratics, bill.values(), strict=True)
     )
     assert missed > 2 * text
     assert missed < coarse.forecast.standard_error < 1.2 * missed
@@ -455,6 +533,36 @@ def test_beyond_trust_a_forecast_saturates_as_the_outputs_do() -> None:
     assert coarse.forecast.value == pytest.approx(measured[0], rel=0.3)
     assert coarse.forecast.value != pytest.approx(measured[0], rel=1e-3)  # a forecast still
     assert fine.forecast.value == pytest.approx(fine.diagonal.value, rel=0.15)
+
+
+def test_a_head_that_saturates_is_forecast_as_it_responds_and_not_twice() -> None:
+    torch.manual_seed(3)
+    model = OneAttention(PretrainedConfig(**ONE), tokens=200, width=4)
+    model.key.data *= 8  # a head that attends to few tokens, and to others once rounded
+    model.value.data *= 2
+    target = torch.zeros(1, 32, dtype=torch.long)
+    rows = [({"input_ids": torch.randperm(200)[None, :32]}, target) for _ in range(64)]
+    bill = hb.price(hb.Problem(model, rows, "classification"), hb.cache_changes(model, keys=1))
+    (price,) = bill.values()
+    measured = bill.check([price.name]).measured[0].value
+    assert price.diagonal.value > 2.5 * measured
+    assert price.forecast.value == pytest.approx(measured, rel=0.2)
+
+
+def test_inputs_of_a_token_are_halfway_between_independent_and_together() -> None:
+    torch.manual_seed(2)
+    model, x = nn.Sequential(nn.Linear(6, 9)).double(), torch.randn(12, 6).double()
+    problem = hb.Problem(model, [(x, torch.zeros(12, dtype=torch.long))], loss="classification")
+    bill = hb.price(problem, hb.activation_changes(model, bits=3), samples=30000)
+    (change,) = activations_of(bill.changes.values())
+    delta, p = change.grid.new(x) - x, model(x).detach().softmax(-1)
+    moved = delta @ model[0].weight.detach().T
+    together = (p * moved.square()).sum() - (p * moved).sum(-1).square().sum()
+    weighed = torch.einsum("tc,ce,te->", p, model[0].weight.detach() ** 2, delta**2)
+    alone = weighed - ((p @ model[0].weight.detach()) ** 2 * delta**2).sum()
+    expected = float(together + alone) / 4 / len(x)
+    assert abs(float(together / alone) - 1) > 0.2
+    assert quadratic_of(bill, change.name).value == pytest.approx(expected, rel=0.05)
 
 
 def test_where_outputs_grow_faster_the_bar_tells_and_the_forecast_stays() -> None:

@@ -1,7 +1,6 @@
 """Forecast the KL divergence of weight changes, check the forecasts, and allocate bits."""
 
 from hessblocks.bill.activations import (
-    BLOCK,
     ActivationPrice,
     activation_changes,
     activations_of,
@@ -12,6 +11,7 @@ from hessblocks.bill.bill import Bill, price, quantise
 from hessblocks.bill.changes import Change, change_each
 from hessblocks.bill.draws import Draws
 from hessblocks.bill.edits import Edit, in_format, merged, pruned, removed, rounded
+from hessblocks.bill.grids import BLOCK
 from hessblocks.bill.measured import BillCheck
 from hessblocks.bill.prices import Price
 

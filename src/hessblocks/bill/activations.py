@@ -1,21 +1,21 @@
 """Changes that round activations, such as cached keys and values, and their diagonal prices.
 
 With sampled gradients g = Jᵀ L ε by the tensors that are rounded, ½ Σ g²δ² has the mean
-½ Σ diag(JᵀH_ℓJ) δ². Rounding errors δ of different entries count as independent. One backward pass
-gives g of all layers. Letters: B sequences, G heads, S tokens, K width of a head, D samples, J
-changes.
+½ Σ diag(JᵀH_ℓJ) δ². Rounding errors δ of different entries count as independent. What coarse grids
+do otherwise is in forecasts: queries and keys respond as their attention does, and inputs take the
+mean with ½ Σ (g·δ)², a sum over tokens. One backward pass gives g of all layers. Letters: B
+sequences, G heads, S tokens, K width of a head, D samples, J changes.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -23,43 +23,16 @@ from torch import Tensor, nn
 
 from hessblocks.bill.changes import Change
 from hessblocks.bill.draws import Draws, Ledger, collect
+from hessblocks.bill.grids import Grid, Kind, grids_of
 from hessblocks.bill.prices import Price
+from hessblocks.bill.responses import responses, spread
 from hessblocks.bill.tapping import attention_tensors, tapped
 from hessblocks.curvature import Batch, Gradients, Problem, SampledPass, plain_model
 from hessblocks.errors import ArgumentError, RunError, check_name, check_whole, unknown_name
 from hessblocks.linalg import working_dtype
-from hessblocks.tensor_formats import Format, format_of
 
-BLOCK = 32
-"""Tokens that share a scale of a channel, as in KIVI (2402.02750); the last, incomplete block of a
-context stays exact."""
 FURTHER = 8
 """Further samples of a piece of text that seems to rule a forecast."""
-Kind = int | str | Format
-"""Number of bits, or a storage format."""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """How an activation is rounded."""
-
-    how: str
-    """Description, such as `3 bits per token`."""
-    bits: float
-    """Bits per entry; scales are counted by formats alone."""
-    levels: Callable[[Float[Tensor, "... S K"]], Float[Tensor, "... S K"]]
-    """Rounds a tensor to nearest."""
-    exact: int = 0
-    """Number of first tokens that stay exact."""
-    by_place: bool = False
-    """Whether the result depends on where a sequence begins: blocks of tokens, first tokens."""
-    fewest: int = 1
-    """Tokens of a sequence without which nothing is rounded."""
-
-    def new(self, old: Float[Tensor, "... S K"]) -> Float[Tensor, "... S K"]:
-        """Round a tensor, in its own dtype."""
-        rounded = self.levels(old.to(working_dtype(old.dtype))).to(old.dtype)
-        return torch.cat([old[..., : self.exact, :], rounded[..., self.exact :, :]], -2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,6 +53,11 @@ class ActivationChange(Change):
         """Number of entries of a token that are rounded."""
         return self.entries
 
+    @property
+    def heads(self) -> slice:
+        """Heads that are rounded."""
+        return slice(None) if self.head is None else slice(self.head, self.head + 1)
+
     def clashes(self, other: ActivationChange) -> bool:
         """Tell whether both round some entry."""
         return self.tap == other.tap and (
@@ -92,51 +70,6 @@ class ActivationPrice(Price):
     """Expected KL divergence of rounding activations, from the diagonal and the loss's growth."""
 
     limits = 0.3, math.inf  # docs/cache.md has the measurements
-
-
-def _between_ends(x: Tensor, bits: int, axis: int) -> Tensor:
-    """Round to 2^b levels between the smallest and the largest entry along an axis."""
-    low, high = x.amin(axis, keepdim=True), x.amax(axis, keepdim=True)
-    step = (high - low) / (2**bits - 1)
-    return torch.where(step > 0, ((x - low) / step).round() * step + low, x)
-
-
-def _per_channel(x: Tensor, bits: int) -> Tensor:
-    length = x.shape[-2] // BLOCK * BLOCK
-    blocks = x[..., :length, :].unflatten(-2, (-1, BLOCK))
-    return torch.cat([_between_ends(blocks, bits, -2).flatten(-3, -2), x[..., length:, :]], -2)
-
-
-def _symmetric(x: Tensor, bits: int) -> Tensor:
-    """Round to multiples of a step that maps the largest magnitude of a token to 2^(b−1) − 1."""
-    step = x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
-    return torch.where(step > 0, (x / step).round() * step, x)
-
-
-def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[Grid]:
-    """Make the grid of each number of bits or format."""
-    rounding: dict[str, Callable[..., Tensor]] = {
-        "token": partial(_between_ends, axis=-1),
-        "channel": _per_channel,
-    }
-    several = kinds if isinstance(kinds, Iterable) and not isinstance(kinds, str) else (kinds,)
-    tail = {0: "", 1: ", first token exact"}.get(exact, f", first {exact} tokens exact")
-    for kind in several:
-        if isinstance(kind, int) and not isinstance(kind, bool):
-            least = 2 if per == "inputs" else 1
-            if not least <= kind <= 16:
-                raise ArgumentError(f"{name}: expected bits from {least} to 16, got {kind!r}")
-            how = f"{kind} bits" if per == "inputs" else f"{kind} bits per {per}"
-            levels = rounding.get(per, _symmetric)
-            by_place = per == "channel" or exact > 0
-            fewest = BLOCK if per == "channel" else exact + 1
-            yield Grid(how + tail, kind, partial(levels, bits=kind), exact, by_place, fewest)
-            continue
-        form = format_of(kind)
-        if not form.fits((1, width)):
-            raise ArgumentError(f"{name}: {form.name} cannot hold rows of {width} entries")
-        bits = 8 * form.bytes((1, width)) / width
-        yield Grid(form.name + tail, bits, form.rounded, exact, exact > 0, exact + 1)
 
 
 def _change(
@@ -208,7 +141,7 @@ def cache_changes(
     changes = []
     for tap, (count, width) in attention_tensors(model).items():
         tensor = tap.rpartition(" ")[2]
-        for grid in _grids(tensor, kinds[tensor], per, exact, width):
+        for grid in grids_of(tensor, kinds[tensor], per, exact, width):
             for head in range(count) if heads else [None]:
                 entries = width if heads else count * width
                 changes.append(_change(tap, tensor, grid, entries, head))
@@ -256,7 +189,7 @@ def activation_changes(
     changes = []
     for name, width in widths.items():
         if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-            for grid in _grids("bits", bits, "inputs", 0, width):
+            for grid in grids_of("bits", bits, "inputs", 0, width):
                 changes.append(_change(f"{name} inputs", "inputs", grid, width))
     if not changes:
         raise ArgumentError("activation_changes: expected linear modules and bits, found none")
@@ -286,9 +219,8 @@ def rounding(problem: Problem, changes: Sequence[Change]) -> AbstractContextMana
         for change in by_tap.get(tap, ()):
             if change.head is None:
                 return change.grid.new(old)
-            heads = slice(change.head, change.head + 1)
             new = new.clone() if new is old else new
-            new[:, heads] = change.grid.new(old[:, heads])
+            new[:, change.heads] = change.grid.new(old[:, change.heads])
         return new
 
     return tapped(problem.model, rounded)
@@ -387,6 +319,8 @@ class _Rounding(Ledger):
         self._column = {change.name: column for column, change in enumerate(changes)}
         self._seen: dict[str, tuple[Tensor, Tensor]] = {}
         self._held: list[dict[str, Tensor]] = []
+        self._parts: list[list[Tensor]] = [[] for _ in changes]  # of each head, for forecasts
+        self._ends: list[int] = []  # last piece of each pass
         self._norms = torch.zeros(2, len(changes), dtype=torch.float64)
         self.rows: list[Batch] = []
 
@@ -433,15 +367,20 @@ class _Rounding(Ledger):
                 delta = (alike[0].grid.new(tensor) - tensor).to(working_dtype(tensor.dtype))
                 if not delta.isfinite().all():
                     raise RunError(f"price: {tap!r} is not finite; look at weights and batches")
-                products = [_squares(delta * sample.get(tap, 0)) for sample in self._held]
+                products = [delta * sample.get(tap, 0) for sample in self._held]
+                diagonal = shaped = torch.stack([*map(_squares, products)])
+                if tap.endswith(" inputs"):  # errors of a token's entries go together
+                    tokens = [_squares(p.sum(-1, keepdim=True)) for p in products]
+                    shaped = (diagonal + torch.stack(tokens)) / 2
                 before, moved = _squares(tensor), _squares(delta)
                 for change in alike:
-                    column, head = self._column[change.name], change.head
-                    heads = slice(None) if head is None else slice(head, head + 1)
-                    squares[:, column] = torch.stack([p[heads].sum() for p in products])
+                    column, heads = self._column[change.name], change.heads
+                    squares[:, column] = diagonal[:, heads].sum(1)
+                    self._parts[column].append(shaped[:, heads])
                     self._norms[:, column] += torch.stack([moved[heads].sum(), before[heads].sum()])
         self.squared.append(squares)
         self.rows += self._rows
+        self._ends.append(self.owners[-1][0])
         self._held = []
 
     def draws(self) -> Draws:
@@ -453,7 +392,26 @@ class _Rounding(Ledger):
         if unmet is not None:
             raise ArgumentError(f"changes: {unmet!r} is 0 or unused in these batches; leave it out")
         self.pairs = [torch.zeros(0, len(self._changes), dtype=torch.float64)]
-        return super().draws()
+        draws = super().draws()
+        grids = {tap: [*{c.grid: 0 for c in alike}] for tap, alike in self._columns.items()}
+        shapes = {tap: tensor.shape[1::2] for tap, tensor in self._inputs.items()}
+        some = spread(self.rows, self._problem.valid, 2)
+        found = responses(self._problem, grids, shapes, self.rows[some])
+        shaped = []
+        for change, parts in zip(self._changes, self._parts, strict=True):
+            part = torch.cat(parts)
+            if (change.tap, change.grid) in found:
+                full, small = found[change.tap, change.grid][..., change.heads]
+                least = small.sum(0).clamp(min=torch.finfo(small.dtype).tiny)
+                response = torch.where(small.sum(0) > 0, full.sum(0) / least, 1.0)
+                total = draws.by_piece(part).sum(0)
+                part *= response
+                # adds up to 0; the spread over pieces has the error of the response by it
+                apart = part.new_zeros(len(draws.shares), len(total))
+                apart[self._ends[some]] = total * (full - response * small) / least
+                part += apart[draws.pieces]
+            shaped.append(part.sum(1))
+        return replace(draws, shaped=torch.stack(shaped, 1))
 
     def relative_sizes(self) -> tuple[float, ...]:
         """Return ‖δ‖ / ‖x‖ of each change, over all passes."""

@@ -381,7 +381,8 @@ class Bill(Tabular, Mapping[str, Price]):
             for column in columns
         )
         diagonal = draws.by_piece(draws.together(draws.squares, columns)) / 2
-        signs, share, mixed = draws.signs(columns), 0.0, diagonal
+        mixed = draws.by_piece(draws.together(draws.forecasts, columns)) / 2
+        signs, share = draws.signs(columns), 0.0
         extra: dict[str, Estimate] = {}
         if draws.along.shape[1]:
             along = draws.along[:, columns]

@@ -69,6 +69,8 @@ class Draws:
     """Diagonal of each change over that of each reference; None if all changes are multiplied."""
     measured: Bool[Tensor, "U J"] | None = None
     """Where `squares` are twice the divergence measured on a piece; None: of weights."""
+    shaped: Float[Tensor, "D J"] | None = None
+    """`squares` as forecasts of activations have them; None: of weights."""
     growth: Float[Tensor, "J 3 S"] | None = None
     """Forecasts, the divergence at each, which leaves its quadratic, and its error; None: of
     weights."""
@@ -79,6 +81,11 @@ class Draws:
         sums = zeros.index_add_(0, self.pieces, values)
         counts = self.pieces.bincount(minlength=len(sums))
         return sums / counts.view(-1, *[1] * (values.ndim - 1))
+
+    @property
+    def forecasts(self) -> Float[Tensor, "D P"]:
+        """The squares that forecasts add up."""
+        return self.squares if self.shaped is None else self.shaped
 
     def together(self, values: Float[Tensor, "N P"], columns: Sequence[int]) -> Float[Tensor, " N"]:
         """Sum `squares` or `pairs` over changes."""
@@ -94,7 +101,7 @@ class Draws:
         """
         if self.growth is None or self.measured is None:
             return 1.0, 1.0, 0.0
-        measured, parts = self.measured[:, columns], self.by_piece(self.squares[:, columns]) / 2
+        measured, parts = self.measured[:, columns], self.by_piece(self.forecasts[:, columns]) / 2
         total, quadratics = float(parts.sum()), (parts * ~measured).sum(0)
         left = float(quadratics.sum())
         fixed = total - left  # what is measured has grown

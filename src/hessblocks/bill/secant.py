@@ -29,6 +29,7 @@ from hessblocks.bill.changes import Change, New
 from hessblocks.bill.draws import Draws
 from hessblocks.bill.measured import DivergenceFrom, measure
 from hessblocks.bill.prices import FEWEST_PIECES
+from hessblocks.bill.responses import LOOKED_AT, spread
 from hessblocks.curvature import Batch, Problem, make_plan
 from hessblocks.errors import ArgumentError, RunError
 
@@ -59,9 +60,6 @@ COMPARISONS = ("eq", "ne", "ge", "le", "gt", "lt", "isclose")
 """Operations that find where the largest entry is, of which the value alone does not jump."""
 RULING = 4.0
 """A piece of text rules a forecast if it costs so many times what the median piece does."""
-LOOKED_AT, LONG = 8, 256
-"""Pieces of text, or up to twice as many, on which the growth of the loss is measured; fewer, but
-at least four, of more tokens than the second."""
 STEPS = 0.0025, 0.03, 0.12, 0.25, 0.5, 1.0
 """Squares of the shares of a change of the logits at which the loss is measured."""
 _NUMBER = re.compile(r"\d+")
@@ -210,7 +208,7 @@ def without_ruling_pieces(
         if least and not clash(rounded[c] for c in columns):  # or one change has two names
             for piece in (costs > least).nonzero()[:, 0].tolist():
                 suspects.setdefault(piece, []).append((columns, least))
-    squares = draws.squares.clone()
+    squares, shaped = draws.squares.clone(), draws.forecasts.clone()
     for piece, kinds in suspects.items():
         further = further_squares(problem, rounded, rows[piece], draws, seed=seed)
         with problem.computing(), torch.no_grad():
@@ -230,11 +228,12 @@ def without_ruling_pieces(
                 beyond = quadratic > ActivationPrice.limits[0] * draws.shares[piece]
                 if beyond or (quadratic > FAR * measured and cost(columns, TINY) > FAR * measured):
                     samples = (draws.pieces == piece).nonzero()
-                    squares[samples, torch.tensor(columns)] = part * (2 * measured / quadratic)
+                    for values in (squares, shaped):
+                        values[samples, torch.tensor(columns)] = part * (2 * measured / quadratic)
                     is_measured[piece, columns] = True
     if not squares.isfinite().all():
         raise RunError(NOT_FINITE)
-    return replace(draws, squares=squares, measured=is_measured)
+    return replace(draws, squares=squares, shaped=shaped, measured=is_measured)
 
 
 def with_growth(
@@ -270,18 +269,15 @@ def with_growth(
         columns = alike.setdefault(tensors[column], {}).setdefault(change.how, [])
         if not any(change.clashes(rounded[c]) for c in columns):  # heads and the whole count once
             columns.append(column)
-    forecasts = draws.by_piece(draws.squares).sum(0)
+    plain, forecasts = (draws.by_piece(x).sum(0) for x in (draws.squares, draws.forecasts))
     dearest = [
         max(edits.values(), key=lambda columns: float(forecasts[columns].sum()))
         for edits in alike.values()
     ]
-    few = LOOKED_AT * LONG * len(rows) // max(1, int(problem.valid))
-    step = max(1, len(rows) // max(FEWEST_PIECES, min(LOOKED_AT, few)))
-    measured = draws.measured
+    some, measured = spread(rows, problem.valid, FEWEST_PIECES), draws.measured
     alone = [n for n in range(len(rows)) if measured is None or not measured[n].any()]
-    pieces = (alone if len(alone) > step * FEWEST_PIECES else [*range(len(rows))])[
-        step // 2 :: step
-    ]
+    enough = len(alone) > some.step * FEWEST_PIECES
+    pieces = (alone if enough else [*range(len(rows))])[some]
     trusted, counted, several = ActivationPrice.limits[0], 0.0, list[Tensor]()
     beyond = [float(forecasts[columns].sum()) / 2 > trusted for columns in dearest]
     most_parts = LOOKED_AT if len(pieces) == 1 else 1
@@ -316,7 +312,10 @@ def with_growth(
         quadratics = first * steps / STEPS[0]
         if first > LEAST * STEPS[0]:
             growth = _jackknifed(left[:, 1:] / left[:, 1:2]) * first
-            reached = (first / tenth).clamp(0, 1)  # what grows instead is in `missed`
+            response = forecasts[columns].sum() / plain[columns].sum()
+            told = beyond[row] and tensor != "inputs"  # forecasts have a part of it
+            reached = first / tenth / (response if told else 1)
+            reached = reached.clamp(0, 1)  # what grows instead is in `missed`
             error = _jackknifed(left[:, 1] / left[:, 0]).nan_to_num(0.0, 0.0)
             # q = x / √(1 − (1 − r²) s²) inverts x = q / √(1 + a q²), which saturates
             drawn = quadratics / (1 - (1 - reached**2) * steps**2).sqrt()

@@ -348,7 +348,7 @@ def stored_bill(
     """
     path, *others = [folder / "draws.safetensors" for folder in folders]
     identity = storage.identity_of(drawn)
-    needed = {"secants", "growth"} if activations_of([*changes.values()]) else {"secants"}
+    needed = {"secants", "shaped", "growth"} if activations_of([*changes.values()]) else {"secants"}
     tensors = storage.read_tensors(path, identity) if path.exists() else {}
     for other in others:
         with suppress(RunError):
