@@ -241,12 +241,13 @@ def with_growth(
 ) -> Draws:
     """Measure how the divergence leaves its quadratic as forecasts grow.
 
-    For each tensor (keys, values, ...) the most expensive edit of all places rounds a few pieces.
-    Shares s of its change of the logits stand for cheaper roundings: log Σ exp has heavier tails
-    than a quadratic, so that cross-entropies grow faster. Beyond trust the change of the logits
-    saturates too: a tenth of the same rounding, with the same signs, tells by how much, and less
-    so for cheaper roundings. How far the quadratic there is from the forecast's, as where errors
-    are not independent, is in the error, in proportion to the quadratic.
+    For each tensor (keys, inputs of a kind of modules, ...) the most expensive edit of all layers
+    rounds a few pieces. Shares s of its change of the logits stand for cheaper roundings: log Σ exp
+    has heavier tails than a quadratic, so that cross-entropies grow faster. Beyond trust the change
+    of the logits saturates too: a tenth of the same rounding, with the same signs, tells by how
+    much, and less so for cheaper roundings; what forecasts have of it by `responses` is left out.
+    How far the quadratic there is from the forecast's, as where errors are not independent, is in
+    the error, in proportion to the quadratic.
 
     Args:
         problem: model, loss and data of the draws.
@@ -264,7 +265,7 @@ def with_growth(
         most expensive edit is beyond trust, and one more.
     """
     rounded, alike = activations_of(changes), dict[str, dict[str, list[int]]]()
-    tensors = [change.tap.rpartition(" ")[2] for change in rounded]
+    tensors = [_NUMBER.sub("N", change.tap) for change in rounded]
     for column, change in enumerate(rounded):
         columns = alike.setdefault(tensors[column], {}).setdefault(change.how, [])
         if not any(change.clashes(rounded[c]) for c in columns):  # heads and the whole count once
@@ -313,7 +314,7 @@ def with_growth(
         if first > LEAST * STEPS[0]:
             growth = _jackknifed(left[:, 1:] / left[:, 1:2]) * first
             response = forecasts[columns].sum() / plain[columns].sum()
-            told = beyond[row] and tensor != "inputs"  # forecasts have a part of it
+            told = beyond[row] and not tensor.endswith(" inputs")  # forecasts have a part of it
             reached = first / tenth / (response if told else 1)
             reached = reached.clamp(0, 1)  # what grows instead is in `missed`
             error = _jackknifed(left[:, 1] / left[:, 0]).nan_to_num(0.0, 0.0)
