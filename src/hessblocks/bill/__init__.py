@@ -14,6 +14,7 @@ from hessblocks.bill.edits import Edit, in_format, merged, pruned, removed, roun
 from hessblocks.bill.grids import BLOCK
 from hessblocks.bill.measured import BillCheck
 from hessblocks.bill.prices import Price
+from hessblocks.bill.secant import growth_passes
 
 __all__ = [
     "ActivationPrice",

@@ -8,7 +8,7 @@ share of it, K(t) measured divergence of tΔ, N windows of text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -234,6 +234,13 @@ def without_ruling_pieces(
     if not squares.isfinite().all():
         raise RunError(NOT_FINITE)
     return replace(draws, squares=squares, shaped=shaped, measured=is_measured)
+
+
+def growth_passes(changes: Iterable[Change], pieces: int, tokens: float) -> float:
+    """Count the passes over the text that `with_growth` takes at most."""
+    tensors = {_NUMBER.sub("N", change.tap) for change in activations_of(changes)}
+    looked_at = range(pieces)[spread(range(pieces), tokens, FEWEST_PIECES)]
+    return (1 + 2 * len(tensors)) * len(looked_at) / pieces if tensors else 0.0
 
 
 def with_growth(

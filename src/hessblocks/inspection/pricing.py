@@ -24,6 +24,7 @@ from hessblocks.bill import (
     Edit,
     activations_of,
     change_each,
+    growth_passes,
     in_format,
     merged,
     price,
@@ -433,7 +434,8 @@ def announced(
     entries = sum(parameters[n].numel() for n in {n for c in weights.values() for n in c.new})
     again = 1 + 4 / max(1, len(kinds)) if diagonal else 2 + backward / HELD
     products = PRODUCT * entries * backward if diagonal else 0
-    times = 1 + 2 * backward / pieces + (SECANTS + measured if weights else ROUNDING * measured)
+    rounded = measured + growth_passes(changes.values(), pieces, problem.valid)
+    times = 1 + 2 * backward / pieces + (SECANTS + measured if weights else ROUNDING * rounded)
     seconds = forward * times + making * again + products
     peak = in_units((3 if diagonal else HELD) * 4 * entries)
     held = f", and at most {peak} for gradients besides model and passes" if weights else ""

@@ -114,7 +114,7 @@ def _priced(folder: Path, summary: Row) -> dict[str, Any]:
         "front_title": f"{summary['model']}, nats per token: {_costs(summary['together'])}",
         "heading": f"What {priced} {summary['model']} costs",
         "heads": drawn_picture(by_layer, folder, "heads"),
-        "heads_title": f"Most expensive: {name} of layer {layer}, {cost:.2g} nats per token",
+        "heads_title": f"Most expensive here: {name} of layer {layer}, {cost:.2g} nats per token",
         "front": drawn_picture(_over_bits(summary), folder, "front"),
         "allocation": drawn_picture(allocation, folder, "allocation"),
         "check": [templates.inlined(picture.read_bytes())] if picture.is_file() else [],
