@@ -67,7 +67,7 @@ class ActivationChange(Change):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ActivationPrice(Price):
-    """Expected KL divergence of rounding activations, from the diagonal and the loss's growth."""
+    """Expected KL divergence of rounding activations, by diagonal, responses and growth."""
 
     limits = 0.3, math.inf  # docs/cache.md has the measurements
 

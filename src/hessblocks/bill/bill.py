@@ -507,7 +507,8 @@ def price(
         and two multiplications per change and entry; by moments a product with them for each row.
         For each role and edit two forward passes over an eighth of 32 rows; over all, if the model
         chooses, as routers of experts do. For activations one or two forward passes over eight
-        pieces of text for keys, values, queries and inputs each, and those of pieces that rule.
+        pieces of text for keys, values, queries and inputs of each kind of modules, those of pieces
+        that rule, and three calls of attention a piece for each grid of keys and queries.
 
     Source: the second-order expansion of KL: Amari (1998), Natural gradient works efficiently in
         learning, equation 2.

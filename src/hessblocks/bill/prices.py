@@ -45,7 +45,8 @@ class Price(Tabular):
     """‖Δ‖ / ‖w‖, the largest over its weights."""
     forecast: Estimate
     """½ ΔᵀH_oΔ, a weighted mean of `full` and `diagonal`; its error covers samples, data, signs. Of
-    activations, `diagonal` as the loss grows with it (`hessblocks.bill.secant.with_growth`)."""
+    activations, `diagonal` as attention responds (`hessblocks.bill.responses`) and the loss grows
+    (`hessblocks.bill.secant.with_growth`)."""
     full_share: float
     """Weight of `full` in the forecast: 1 except for rounding; `diagonal` has the rest."""
     diagonal: Estimate
