@@ -50,8 +50,9 @@ def test_every_command_of_the_quickstart_runs(
     for program, *words in commands:
         assert program == "hessblocks"
         assert main(words) == 0, words
-    for name in ("quantise-model", "cache-model", "simplify-model", "curvature-model", "compare"):
-        assert (tmp_path / "runs" / name / "report.html").exists()
+    runs = "quantise-model-IQ4_NL", "cache-model", "simplify-model", "curvature-model", "compare"
+    for name in runs:
+        assert (tmp_path / "runs" / name / "report.html").exists(), name
 
 
 def script(name: str) -> ModuleType:

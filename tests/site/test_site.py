@@ -126,7 +126,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 def test_the_reference_begins_with_tasks_and_the_first_line_of_every_name(site: Path) -> None:
     text = (site / "api" / "index.html").read_text(encoding="utf-8").replace("<wbr>", "")
     tasks = re.findall(r'<h2 id="([^"]+)', text)
-    assert tasks[:3] == ["measure-curvature", "price-a-change", "simplify-a-pretrained-model"]
+    assert tasks[:3] == ["measure-curvature", "price-a-change", "price-a-cache"]
     offered = [name for name in hb.__all__ if callable(getattr(hb, name))]
     assert len(offered) > 50
     for name in set(offered) - set(dir_of_packages()):
@@ -150,12 +150,14 @@ def test_every_study_has_a_page_and_a_small_picture_in_the_index(site: Path) -> 
     found = (ROOT / "docs" / "results").glob("*-figure.json")
     studies = sorted(path.name.removesuffix("-figure.json") for path in found)
     assert len(studies) > 20
+    running = {path.name for path in (ROOT / "docs" / "results" / "running").iterdir()}
     for name in studies:
         page = (site / "docs" / "results" / f"{name}.html").read_text(encoding="utf-8")
         assert f'src="{name}.png"' in page
         assert f'src="results/{name}-small.png"' in index
         assert f'href="results/{name}.html"' in index
-        assert "<table>" in page.partition("<details>")[2], "facts, made of Markdown"
+        facts = "<table>" in page.partition("<details>")[2]
+        assert facts or name in running, "facts, made of Markdown"
 
 
 @SLOW
@@ -293,8 +295,8 @@ def test_text_has_contrast(browser, site: Path, width: int, dark: bool) -> None:
 
 @SLOW
 def test_an_option_is_not_broken_and_an_arrow_has_a_name(site: Path) -> None:
-    text = (site / "docs" / "price.html").read_text(encoding="utf-8")
-    assert '<span class="option">--tensor-type</span>' in text
+    text = (site / "docs" / "quantise.html").read_text(encoding="utf-8")
+    assert '<span class="option">--tensor-type' in text
     assert text.count("md-nav__icon") > text.count('aria-label="Open the section"') > 3
 
 
