@@ -8,7 +8,6 @@ import pydoc_data.topics
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -28,7 +27,6 @@ from hessblocks.models import load
 from hessblocks.storage import Row
 from hessblocks_studies import shared
 from hessblocks_studies.bill import scores
-from hessblocks_studies.bill.kept_layers import kept_layers
 from hessblocks_studies.data import TextSize
 from hessblocks_studies.engine import Scale
 
@@ -268,10 +266,7 @@ def measure(settings: BillSettings) -> list[Row]:
     tokens = subject.windows(settings.text, settings.held_out, settings.tokens)
     judging = {"input_ids": tokens}
     phase = _single if settings.phase == SINGLE else _together
-    with ExitStack() as stack:
-        if settings.size is None:
-            stack.enter_context(kept_layers(subject.model.model.layers))
-        rows = list(phase(forecast, settings.part, judging))
+    rows = list(phase(forecast, settings.part, judging))
     columns: Row = {"study": "bill", "subject": settings.subject, "text": settings.text}
     columns |= {"phase": settings.phase, "part": settings.part}
     if subject.loss is not None:
