@@ -231,7 +231,7 @@ def without_ruling_pieces(
                     for values in (squares, shaped):
                         values[samples, torch.tensor(columns)] = part * (2 * measured / quadratic)
                     is_measured[piece, columns] = True
-    if not squares.isfinite().all():
+    if not shaped.isfinite().all():
         raise RunError(NOT_FINITE)
     return replace(draws, squares=squares, shaped=shaped, measured=is_measured)
 
@@ -320,9 +320,9 @@ def with_growth(
         quadratics = first * steps / STEPS[0]
         if first > LEAST * STEPS[0]:
             growth = _jackknifed(left[:, 1:] / left[:, 1:2]) * first
-            response = forecasts[columns].sum() / plain[columns].sum()
-            told = beyond[row] and not tensor.endswith(" inputs")  # forecasts have a part of it
-            reached = first / tenth / (response if told else 1)
+            reached = first / tenth
+            if beyond[row] and not tensor.endswith(" inputs"):  # `responses` has a part of it
+                reached /= forecasts[columns].sum() / plain[columns].sum()
             reached = reached.clamp(0, 1)  # what grows instead is in `missed`
             error = _jackknifed(left[:, 1] / left[:, 0]).nan_to_num(0.0, 0.0)
             # q = x / √(1 − (1 − r²) s²) inverts x = q / √(1 + a q²), which saturates
