@@ -56,7 +56,7 @@ def test_a_wide_figure_is_moved_by_the_arrow_keys(browser, page: Path) -> None:
     open_page(browser, page, 390)
     figure = browser.find_element("css selector", "figure .scroll")
     # as of figures that have no picture for a phone
-    whole = "arguments[0].querySelector('source').remove(); arguments[0].classList.add('wide')"
+    whole = "arguments[0].querySelector('source').remove(); arguments[0].classList.add('map')"
     browser.execute_script(whole, figure)
     figure.send_keys(Keys.ARROW_RIGHT * 5)
     browser.execute_async_script("setTimeout(arguments[0], 600)")  # it glides
