@@ -30,6 +30,7 @@ def test_both_shaped_attentions_give_the_same() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 def test_a_compiled_layer_of_the_simplified_blocks_has_no_more_launches_than_pre_ln() -> None:
     tiny = {"tokens": 32, "width": 64, "heads": 2}
     found = {n: layer_kernels.counted(n, one_kernel=True, **tiny) for n in ("pre-ln", "sas-p")}

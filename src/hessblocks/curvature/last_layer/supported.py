@@ -152,7 +152,7 @@ class LastModules:
             }
             assert packing is not None
             for piece in packing(fused.shape[1], heads_of(config)):
-                matrices[piece.role] = fused[:, piece.indices]
+                matrices[piece.role] = fused[:, piece.indices.to(fused.device)]
         return {role: matrices[role] for role in ROLES}
 
     def trained(self) -> tuple[str, ...]:
