@@ -80,15 +80,6 @@ POINTS = [point for batch in CLIMBED for point in batch]
 ROWS = rows_of(POINTS)
 
 
-def of_widths(rows: list[Row], *widths: int) -> list[Row]:
-    """The bigram table and the models of some widths."""
-    return [row for row in rows if row["width"] in widths or row["block"] == plan.TABLE]
-
-
-THREE = of_widths(ROWS, 64, 96, 128)
-"""As few widths as decide a slope."""
-
-
 def checks(rows: list[Row]) -> dict[str, Check]:
     return {check.fact: check for check in STUDY.summarise(rows).checks}
 
@@ -214,12 +205,12 @@ def test_verdicts_are_two_sided() -> None:
     judged = checks(ROWS)
     assert judged[SHRINKS.format("sas")].holds is True
     assert judged[SHRINKS.format("sas-p")].holds is False
-    assert "the 5 widths" in judged[SHRINKS.format("sas")].expected
+    assert "the 3 widths" in judged[SHRINKS.format("sas")].expected
     assert judged[BEHIND.format("sas")].holds is True
     assert judged[MATCHES.format("sas-p", 4)].holds is True
     assert judged[MATCHES.format("sas-p", 12)].holds is False
     assert all(check.holds for fact, check in judged.items() if fact.startswith(ALIKE[:24]))
-    assert len(judged) == 2 * (1 + 5 + 2) + 2 * 10
+    assert len(judged) == 8 + 2 * 6
     ahead = rows_of(POINTS, lambda p: loss_of(p) - 0.8 * (p.variant == "sas" and p.rung[1] == 12))
     assert checks(ahead)[BEHIND.format("sas")].holds is False
 
@@ -230,7 +221,7 @@ def test_gaps_lags_and_the_range_of_a_new_seed_are_listed() -> None:
     assert gap["value"] == pytest.approx(0.4 * (64 / 96) ** 2, abs=0.02)
     assert gap["reach_of_one_new_seed"] == pytest.approx(gap["reach"] * math.sqrt(6))
     lags = [(r["width"], r["block"]) for r in lines if r["measure"] == "lag"]
-    assert lags == [(w, b) for w in (32, 48, 64, 96, 128) for b in plan.JUDGED]
+    assert lags == [(w, b) for w in (64, 96, 128) for b in plan.JUDGED]
 
 
 def planted(rows: list[Row], where: Callable[[Row], bool], **other: object) -> list[Row]:
@@ -255,7 +246,7 @@ def without(rows: list[Row], where: Callable[[Row], bool]) -> list[Row]:
 
 def test_a_point_on_another_device_voids_its_difference_and_what_rests_on_it() -> None:
     judged = checks(planted(
-        THREE, lambda r: r["variant"] == "sas (width 64, 12 tokens)" and r["seed"] == 2,
+        ROWS, lambda r: r["variant"] == "sas (width 64, 12 tokens)" and r["seed"] == 2,
         device="cuda", precision="tf32",
     ))  # fmt: skip
     assert judged[BEHIND.format("sas")].holds is None
@@ -267,7 +258,7 @@ def test_a_point_on_another_device_voids_its_difference_and_what_rests_on_it() -
 def test_a_rung_on_another_device_as_a_whole_voids_the_lag() -> None:
     """Each gap is sound, and their difference is not."""
     judged = checks(planted(
-        THREE, lambda r: (r["width"], r["tokens_a_parameter"]) == (64, 12), device="cuda"
+        ROWS, lambda r: (r["width"], r["tokens_a_parameter"]) == (64, 12), device="cuda"
     ))  # fmt: skip
     assert "void, since the runs differ in device" in judged[BEHIND.format("sas")].ours
     assert judged[SHRINKS.format("sas")].holds is None
@@ -288,7 +279,7 @@ UNFAIR: dict[str, tuple[Callable[[Row], bool], str]] = {
 @pytest.mark.parametrize("name", UNFAIR)
 def test_a_planted_unfairness_turns_its_rungs_void(name: str) -> None:
     where, fault = UNFAIR[name]
-    judged = checks(without(THREE, where))
+    judged = checks(without(ROWS, where))
     control = judged[f"{ALIKE.format(64, 4)} a parameter"]
     assert control.holds is False
     assert fault in control.ours
@@ -299,7 +290,7 @@ def test_a_planted_unfairness_turns_its_rungs_void(name: str) -> None:
 
 def test_a_run_at_another_rate_than_the_best_turns_its_rung_void() -> None:
     where = lambda r: r["phase"] == plan.RUNS and at_96(r) and r["block"] == "sas"  # noqa: E731
-    judged = checks(planted(THREE, where, quarter=-9))
+    judged = checks(planted(ROWS, where, quarter=-9))
     control = judged[f"{ALIKE.format(96, 4)} a parameter"]
     assert (control.holds, control.ours) == (
         False, "elsewhere: sas runs at another start or rate than its best",
@@ -311,7 +302,7 @@ def test_a_run_at_another_rate_than_the_best_turns_its_rung_void() -> None:
 
 def test_a_rung_that_has_not_learnt_turns_void() -> None:
     flat = rows_of(POINTS, lambda p: loss_of(p) + 0.6 * (p.rung == (64, 4) and p.gain is not None))
-    judged = checks(of_widths(flat, 64, 96, 128))
+    judged = checks(flat)
     assert judged["pre-ln, zero queries (width 64, 4 tokens) has learnt more than pairs of "
                   "tokens"].holds is False  # fmt: skip
     assert judged[BEHIND.format("sas-p")].holds is None
@@ -334,7 +325,7 @@ def test_partial_results_are_summarised_too() -> None:
         summary = STUDY.summarise(ROWS[:count])
         assert summary.figure.panels
         rungs = {r["width"] for r in summary.tables["gaps"]}
-        assert rungs <= {32, 48, 64, 96, 128}
+        assert rungs <= {64, 96, 128}
     panels = {panel.title: panel for panel in STUDY.summarise(ROWS).figure.panels}
     assert panels.keys() == {"gap by size", "starts", "tuning"}
     assert {series.name for series in panels["tuning"].series} == {*plan.BLOCKS}

@@ -55,7 +55,7 @@ class Ladder:
         """Collect runs, rungs and the losses of the tuning from rows."""
         self.grids = plan.grids_of(rows)
         models = [r for r in rows if r["phase"] == plan.RUNS and r["block"] != plan.TABLE]
-        self.parameters = dict(sorted({(r["width"], float(r["parameters"])) for r in models}))
+        self.parameters = {r["width"]: float(r["parameters"]) for r in models}
         """Width → parameters of pre-ln."""
         self.rungs = sorted({(r["width"], r["tokens_a_parameter"]) for r in models})
         self.tokens = sorted({tokens for _, tokens in self.rungs})
