@@ -116,7 +116,7 @@ class Ladder:
         if not self.rungs:
             return []
         widths, (short, long) = [*self.parameters], (self.tokens[0], self.tokens[-1])
-        large = max(widths)
+        small, large = min(widths), max(widths)
         checks = []
         if short < long:
             lags = [(self.parameters[w], self.lag(block, w)) for w in widths if self.counts(w)]
@@ -128,17 +128,14 @@ class Ladder:
                     above=False,
                     unit="nats over a factor of ten of parameters",
                 ),
-                *(
-                    self.judged(
-                        self.lag(block, width).judged(
-                            f"{block} falls behind in long training at width {width}",
-                            f"open question: its gap after {long:g} tokens a parameter above that "
-                            f"after {short:g}",
-                        ),
-                        (width, short),
-                        (width, long),
-                    )
-                    for width in sorted(widths)
+                self.judged(
+                    self.lag(block, small).judged(
+                        f"{block} falls behind in long training at width {small}",
+                        f"open question: its gap after {long:g} tokens a parameter above that "
+                        f"after {short:g}",
+                    ),
+                    (small, short),
+                    (small, long),
                 ),
             ]
         for tokens in self.tokens:
@@ -241,7 +238,7 @@ def _sizes(ladder: Ladder) -> Panel:
 
 def _tuning(grids: Mapping[tuple[str, int, float], plan.Grid]) -> list[Panel]:
     """Plot the best loss at each gain, and the losses at the best gain, at the first rung."""
-    first = plan.first_of(grids)
+    first: plan.Rung = min((key[1:] for key in grids), default=(0, 0))
     starts: dict[str, list[shared.Place]] = {}
     rates: dict[str, list[shared.Place]] = {}
     for (block, width, tokens), grid in grids.items():

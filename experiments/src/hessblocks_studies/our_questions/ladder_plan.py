@@ -65,7 +65,7 @@ EXTENTS: dict[Scale, Extent] = {
         size=replace(
             shared.LAPTOP, evaluations=10, data=f"{shared.PACKAGE}torch+sympy{shared.NO_TABLES}"
         ),
-        rungs=tuple((width, tokens) for width in (64, 32, 48, 96, 128) for tokens in (4, 12)),
+        rungs=tuple((width, tokens) for width in (64, 96, 128) for tokens in (4, 12)),
         gains=(0.32, 0.56, 1.0),
     ),
     "paper": Extent(size=shared.PAPER, rungs=((768, 4.25),), gains=(FIXED,), seeds=3, tuned=0.2),
@@ -180,14 +180,6 @@ def grids_of(rows: Rows) -> dict[tuple[str, int, float], Grid]:
     return grids
 
 
-def first_of(grids: Mapping[tuple[str, int, float], Grid], otherwise: Rung = (0, 0)) -> Rung:
-    """Find the first rung, the one at which gains are searched."""
-    gains: dict[Rung, int] = {}
-    for (_, width, tokens), grid in grids.items():
-        gains[width, tokens] = max(gains.get((width, tokens), 0), len(grid))
-    return min(gains, key=lambda rung: (-gains[rung], rung), default=otherwise)
-
-
 def best_quarter(losses: Mapping[int, float]) -> int:
     """Find the quarter of the lowest loss; the lowest quarter if all runs diverged."""
     return min(losses, key=lambda quarter: (losses[quarter], quarter))
@@ -294,7 +286,7 @@ def off_the_rule(
     Returns:
         The faults, each with its block.
     """
-    first = first_of(grids)
+    first = min(key[1:] for key in grids)
     off = []
     for block in BLOCKS:
         grid = grids.get((block, *rung), {})
@@ -315,7 +307,7 @@ def off_the_rule(
 
 def tried(grids: Mapping[tuple[str, int, float], Grid], block: str, rung: Rung) -> str:
     """Describe what a block was tuned over: gains at the first rung, rates at its own."""
-    first = first_of(grids, rung)
+    first: Rung = min((key[1:] for key in grids), default=rung)
     gains = ", ".join(f"{gain:g}" for gain in sorted(grids.get((block, *first), {})))
     apart = [
         later - earlier
