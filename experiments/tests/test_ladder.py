@@ -326,6 +326,9 @@ def test_partial_results_are_summarised_too() -> None:
         assert summary.figure.panels
         rungs = {r["width"] for r in summary.tables["gaps"]}
         assert rungs <= {64, 96, 128}
+    facts = [*checks([row for row in ROWS if row["width"] == 64])]
+    assert facts[:2] == [BEHIND.format(block) for block in plan.JUDGED]  # no end is there yet
+    assert not any("shrinks" in fact or "matches" in fact for fact in facts)
     panels = {panel.title: panel for panel in STUDY.summarise(ROWS).figure.panels}
     assert panels.keys() == {"gap by size", "starts", "tuning"}
     assert {series.name for series in panels["tuning"].series} == {*plan.BLOCKS}

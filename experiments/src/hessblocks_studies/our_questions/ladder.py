@@ -112,22 +112,26 @@ class Ladder:
         return check
 
     def checks(self, block: str) -> list[Check]:
-        """Judge the lag and the ends of the ladder for one block."""
+        """Judge the lag and, once the largest width is measured, the ends for one block."""
         if not self.rungs:
             return []
         widths, (short, long) = [*self.parameters], (self.tokens[0], self.tokens[-1])
         small, large = min(widths), max(widths)
+        ended = any(large == extent.rungs[-1][0] for extent in plan.EXTENTS.values())
         checks = []
         if short < long:
-            lags = [(self.parameters[w], self.lag(block, w)) for w in widths if self.counts(w)]
-            checks = [
-                shared.line(lags).judged(
-                    f"the lag of {block} in long training shrinks with size",
-                    f"open question: a slope below 0, over the {len(lags)} widths that count "
-                    "(at least 3)",
-                    above=False,
-                    unit="nats over a factor of ten of parameters",
-                ),
+            if ended:
+                lags = [(self.parameters[w], self.lag(block, w)) for w in widths if self.counts(w)]
+                checks.append(
+                    shared.line(lags).judged(
+                        f"the lag of {block} in long training shrinks with size",
+                        f"open question: a slope below 0, over the {len(lags)} widths that count "
+                        "(at least 3)",
+                        above=False,
+                        unit="nats over a factor of ten of parameters",
+                    )
+                )
+            checks.append(
                 self.judged(
                     self.lag(block, small).judged(
                         f"{block} falls behind in long training at width {small}",
@@ -136,9 +140,9 @@ class Ladder:
                     ),
                     (small, short),
                     (small, long),
-                ),
-            ]
-        for tokens in self.tokens:
+                )
+            )
+        for tokens in self.tokens if ended else ():
             rung = (large, tokens)
             fact = f"{block} matches {plan.BASE} at {_words(rung)}"
             check = self.runs.alike(plan.at(block, rung), plan.at(plan.BASE, rung), fact)
