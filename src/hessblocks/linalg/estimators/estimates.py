@@ -128,13 +128,12 @@ class Eigenvalues(Tabular):
     def __str__(self) -> str:
         """Print the values, the largest residual, and the cost."""
         values = [f"{value:.4g}" for value in self.values.tolist()]
-        shown = (
-            values if len(values) <= ENDS else [*values[: ENDS // 2], "…", *values[-ENDS // 2 :]]
-        )
+        if len(values) > ENDS:
+            values = [*values[: ENDS // 2], "…", *values[-ENDS // 2 :]]
         ended = "" if self.converged else ", not converged"
         worst = float(self.residuals.max())
         spent = f"a basis of {self.basis_size}, {self.restarts} restarts"
         return (
-            f"eigenvalues {', '.join(shown)} (residuals up to {worst:.1g}, {self.products} "
+            f"eigenvalues {', '.join(values)} (residuals up to {worst:.1g}, {self.products} "
             f"products, {'exact' if self.method == 'exact' else spent}{ended})"
         )

@@ -39,9 +39,7 @@ IN_CACHE = 1 << 17
 
 @operators.keeping
 def frobenius_norm(
-    op: operators.LinearOperator | operators.Operand,
-    probes: int = 16,
-    seed: int = 0,
+    op: operators.LinearOperator | operators.Operand, probes: int = 16, seed: int = 0
 ) -> Estimate:
     """Estimate the Frobenius norm of an operator: √(mean over probes of ‖A z‖²).
 

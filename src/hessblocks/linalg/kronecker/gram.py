@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hessblocks.linalg.kronecker.matrices import TokenMatrices
 from hessblocks.linalg.kronecker.terms import KroneckerTerm
-from hessblocks.linalg.operators import BoundedCache, chunks
+from hessblocks.linalg.operators import BoundedCache, chunks, largest_size
 
 
 def inner_product(
@@ -154,8 +154,7 @@ def _normalised(tensor: Tensor, *, within: float, in_place: bool = False) -> tup
     Returns:
         The scaled tensor and the divisor, 1 if the tensor is unchanged.
     """
-    low, high = torch.aminmax(tensor)
-    size = max(-float(low), float(high)) or 1.0
+    size = largest_size(tensor) or 1.0
     if 1 / within <= size <= within:
         return tensor, 1.0
     return tensor.div_(size) if in_place else tensor / size, size
@@ -181,12 +180,12 @@ def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
         else:
             gram = gram * vectors * (first.column @ second.column.T)
     elif rows_meet:
-        forth = first.matrices.times_each(second.column)  # (N, R, M)
-        back = second.matrices.times_each(first.column)  # (M, R, N)
+        forth = first.matrices.times(second.column.T)  # (N, R, M)
+        back = second.matrices.times(first.column.T)  # (M, R, N)
         gram = (first.row @ second.row.T) * (forth * back.permute(2, 1, 0)).sum(1)
     else:
-        forth = torch.einsum("nrm,mr->nm", first.matrices.times_each(second.column), second.row)
-        back = torch.einsum("mpn,np->nm", second.matrices.times_each(first.column), first.row)
+        forth = torch.einsum("nrm,mr->nm", first.matrices.times(second.column.T), second.row)
+        back = torch.einsum("mpn,np->nm", second.matrices.times(first.column.T), first.row)
         gram = forth * back
     # a matrix shared by all tokens left an axis of length 1
     return float(gram.expand(first.tokens, second.tokens).sum(dtype=torch.float64))
@@ -196,13 +195,7 @@ def _matrix_gram(first: TokenMatrices, second: TokenMatrices) -> Tensor:
     """Compute ⟨D_n, D_m⟩ for all pairs, (N | 1, M | 1)."""
     if first.left is None or second.left is None:
         return first.whole().flatten(1) @ second.whole().flatten(1).T
-    lefts = _cross(first.left, second.left)
+    lefts = torch.tensordot(first.left, second.left, dims=([2], [2]))  # (N, C, M, C')
     if first.left is first.right and second.left is second.right:
         return lefts.square().sum((1, 3))
-    return (lefts * _cross(first.right, second.right)).sum((1, 3))
-
-
-def _cross(first: Tensor, second: Tensor) -> Tensor:
-    """Multiply all pairs of thin factors, (N, C, M, C')."""
-    flat = first.flatten(0, 1) @ second.flatten(0, 1).T
-    return flat.view(first.shape[0], first.shape[1], second.shape[0], second.shape[1])
+    return (lefts * torch.tensordot(first.right, second.right, dims=([2], [2]))).sum((1, 3))

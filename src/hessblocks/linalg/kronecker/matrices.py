@@ -1,7 +1,7 @@
 """Matrices of tokens, one each: whole, thin, shared by all tokens, or symmetric.
 
 Letters: N tokens (1 where all tokens share a matrix); R and W, rows and columns of the matrices; C,
-inner size of a thin product leftᵀ right; K, columns multiplied together; M vectors.
+inner size of a thin product leftᵀ right; K, columns multiplied together.
 """
 
 from __future__ import annotations
@@ -125,14 +125,9 @@ class TokenMatrices:
             return TokenMatrices(right=self.right[:, rows])
         return TokenMatrices(left=self.left[:, :, rows], right=self.right)
 
-    def times(self, columns: Float[Tensor, "#N W K"]) -> Float[Tensor, "#N R K"]:
-        """Multiply D_n X_n for a stack (N, W, K), as (N, R, K)."""
+    def times(self, columns: Float[Tensor, "*_ W K"]) -> Float[Tensor, "#N R K"]:
+        """Multiply D_n X_n, as (N, R, K), for a stack (N, W, K) or one X (W, K) of all tokens."""
         inner = self.right @ columns
-        return inner if self.left is None else self.left.mT @ inner
-
-    def times_each(self, vectors: Float[Tensor, "M W"]) -> Float[Tensor, "#N R M"]:
-        """Multiply D_n v_m for each token and each of M vectors (M, W), as (N, R, M)."""
-        inner = self.right @ vectors.T
         return inner if self.left is None else self.left.mT @ inner
 
     def summed(self, weights: Float[Tensor, " N"]) -> TokenMatrices:

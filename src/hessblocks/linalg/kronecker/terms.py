@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessblocks.linalg.kronecker.matrices import TokenMatrices, upper_triangle
-from hessblocks.linalg.operators import chunks
+from hessblocks.linalg.operators import chunks, slices
 
 FEWEST = 64
 """Tokens below which looking for equal ones does not pay."""
@@ -246,11 +246,9 @@ def _summed(matrices: TokenMatrices, group: Tensor, groups: int) -> Tensor:
     right = right.index_select(0, order).flatten(0, 1)
     left = right if same else left.index_select(0, order).flatten(0, 1)
     summed = right.new_empty(groups, R, W)
-    start = 0
-    for number, count in enumerate(torch.bincount(group, minlength=groups).tolist()):
-        end = start + count * matrices.rank
-        torch.mm(left[start:end].T, right[start:end], out=summed[number])
-        start = end
+    counts = torch.bincount(group, minlength=groups) * matrices.rank
+    for rows, total in zip(slices(counts.tolist()), summed, strict=True):
+        torch.mm(left[rows].T, right[rows], out=total)
     return summed
 
 

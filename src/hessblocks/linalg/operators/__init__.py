@@ -1,11 +1,6 @@
 """Linear operators given by their matvec: base class, dense ones, inner products, CG solver."""
 
-from hessblocks.linalg.operators.bounded import (
-    BoundedCache,
-    chunks,
-    default_limit,
-    slices,
-)
+from hessblocks.linalg.operators.bounded import BoundedCache, chunks, default_limit, slices
 from hessblocks.linalg.operators.inner import (
     column_lengths,
     column_products,

@@ -167,14 +167,7 @@ class KrylovBasis:
     and residuals are in `unit`, so that their squares stay in the range of any dtype.
     """
 
-    def __init__(
-        self,
-        operator: LinearOperator,
-        *,
-        room: int,
-        seed: int,
-        results: int = 0,
-    ) -> None:
+    def __init__(self, operator: LinearOperator, *, room: int, seed: int, results: int = 0) -> None:
         """Start from a Gaussian vector, which almost surely overlaps with every eigenvector.
 
         Args:

@@ -151,9 +151,7 @@ class Wanted:
         if self.which == "magnitude":
             innermost = chosen.abs().min().expand(2)
         else:
-            innermost = torch.stack(
-                [(side * chosen).sort().values[-self.count] for side in self.sides]
-            )
+            innermost = (self.sides[:, None] * chosen).sort().values[:, -self.count]
         return self.sides * (innermost + slack)
 
 
@@ -177,13 +175,7 @@ class Search:
     """Search until the wanted values have converged and no random vector shows a missed one."""
 
     def __init__(
-        self,
-        basis: KrylovBasis,
-        wanted: Wanted,
-        share: float,
-        *,
-        total: int,
-        max_products: int,
+        self, basis: KrylovBasis, wanted: Wanted, share: float, *, total: int, max_products: int
     ) -> None:
         """Hold the basis.
 

@@ -218,9 +218,8 @@ class Spectrum(Tabular):
         if self.method == "exact":
             return mean, torch.zeros_like(mean)
         variance = torch.einsum("ks,ksp->p", weights, ((values - mean) / unit) ** 2)
-        return mean, unit * (2 * variance / (self.size * count)).sqrt() * operators.pooled_factor(
-            count
-        )
+        error = unit * (2 * variance / (self.size * count)).sqrt()
+        return mean, error * operators.pooled_factor(count)
 
 
 @operators.keeping
