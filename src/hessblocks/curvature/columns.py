@@ -98,7 +98,6 @@ def column_squares(
     group, rows = groups[column], rows or list(groups)
     wanted = [groups[name] for name in rows]
     later = [name for member in groups.values() for name in member.parameters]
-
     block = HessianBlock(rows=merge("rows", wanted), columns=group, parts=parts, later=later)
 
     def measured(blocks: ProbeBlocks) -> Squares:
@@ -108,9 +107,8 @@ def column_squares(
     values = measured(_vectors(problem, group, probes, seed, len(parts)))
     exact = group.size <= probes
     if not exact and any(bool((sums == 0).all(0).any()) for sums in values.values()):
-        _fill_missed(
-            values, measured, Probes(Hessian(problem, group), seed=seed, distribution="gaussian")
-        )
+        source = Probes(Hessian(problem, group), seed=seed, distribution="gaussian")
+        _fill_missed(values, measured, source)
     squares = {}
     for part, sums in values.items():
         if not torch.isfinite(sums).all():
@@ -169,7 +167,5 @@ def _together(problem: Problem, parts: int) -> int:
     if problem.plan.hold:
         return problem.plan.together
     limit = problem.memory_limit or default_limit(problem.device)
-    bytes_each = sum(p.numel() * p.element_size() for p in problem.parameters.values()) * (
-        parts + 1
-    )
-    return max(problem.plan.together, limit // (4 * bytes_each))
+    parameters = sum(p.nbytes for p in problem.parameters.values())
+    return max(problem.plan.together, limit // (4 * (parts + 1) * parameters))

@@ -147,7 +147,10 @@ def group_norms(
     """
     groups = groups_of(problem, groups)
     check_probes(probes)
-    _check_parts(parts)
+    if isinstance(parts, str) or not parts:
+        raise ArgumentError(f"parts: expected a list of some of {', '.join(PARTS)}, got {parts!r}")
+    for part in parts:
+        check_name("part", part, PARTS)
     work = Work(problem=problem, groups=groups, parts=parts, blocks="diagonal")
     cost, sampling = decide(work, probes=probes, method=method, tell=tell)
     if sampling:
@@ -164,13 +167,6 @@ def group_norms(
         )
         norms[name] = {part: squares.norm(part, name) for part in parts}
     return GroupNorms(groups, norms)
-
-
-def _check_parts(parts: Sequence[Part]) -> None:
-    if isinstance(parts, str) or not parts:
-        raise ArgumentError(f"parts: expected a list of some of {', '.join(PARTS)}, got {parts!r}")
-    for part in parts:
-        check_name("part", part, PARTS)
 
 
 def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:

@@ -198,8 +198,7 @@ def combine_columns(
     Returns:
         The map of that part.
     """
-    cell = partial(_cell, columns, part)
-    return _map(groups, part, cell, _off_diagonal_share(columns, part))
+    return _map(groups, part, partial(_cell, columns, part), _off_diagonal_share(columns, part))
 
 
 def _map(

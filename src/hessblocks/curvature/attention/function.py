@@ -158,10 +158,8 @@ class _Pullback(Function):
         several, alone = _unbatched(cotangents)
         pushed = _Tangent.apply(*several, *ctx.saved_tensors, ctx.visibility, wanted)
         pairs = zip(pushed, ctx.needs_input_grad, strict=False)
-        return (
-            *(alone(t) if t is not None and needed else None for t, needed in pairs),
-            *(None,) * 4,
-        )
+        gradients = (alone(t) if t is not None and needed else None for t, needed in pairs)
+        return *gradients, *(None,) * 4
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:

@@ -52,12 +52,7 @@ class Tangents:
 
     def number(self, which: int) -> Tangents:
         """Pick the k-th of the K vectors."""
-        return Tangents(
-            *(
-                None if t is None else t[which]
-                for t in (self.query, self.key, self.value, self.mean, self.out)
-            )
-        )
+        return Tangents(**{n: None if t is None else t[which] for n, t in vars(self).items()})
 
 
 def push_forward(

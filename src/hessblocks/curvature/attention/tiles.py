@@ -108,9 +108,8 @@ class Visibility:
         visible = self.mask[..., queries, first:last]
         if self.added:
             visible = visible > torch.finfo(visible.dtype).min / 2
-            visible = visible | ~visible.any(
-                -1, keepdim=True
-            )  # softmax of a row of minima is uniform
+            # softmax of a row of minima is uniform
+            visible = visible | ~visible.any(-1, keepdim=True)
         numbers = visible.flatten(0, 3).any(0).nonzero()
         if len(numbers) == 0:
             return 0, 0
@@ -171,9 +170,8 @@ class TiledHeads:
     def scores(self, tile: Tile) -> tuple[Float[Tensor, "n I J"], Float[Tensor, "n I J"] | None]:
         """Compute a tile's scores without the mask, and t = tanh(S / c) if there is a softcap."""
         visibility, bent = self.visibility, None
-        scores = torch.bmm(rows(self.query, tile), columns(self.key, tile).mT).mul_(
-            visibility.scale
-        )
+        q, k = rows(self.query, tile), columns(self.key, tile)
+        scores = torch.bmm(q, k.mT).mul_(visibility.scale)
         if visibility.softcap is not None:
             bent = scores.div_(visibility.softcap).tanh_()
             scores = bent * visibility.softcap
