@@ -14,8 +14,14 @@ from transformers.pytorch_utils import Conv1D
 
 from hessblocks.architectures import ARCHITECTURES, Heads, Rule, Span, heads_of, thirds, usual_rules
 from hessblocks.conventions import selects
-from hessblocks.curvature.groups import views
-from hessblocks.curvature.groups.views import ParameterGroup, ParameterView, plain_model, whole
+from hessblocks.curvature.groups.views import (
+    ParameterGroup,
+    ParameterView,
+    check_disjoint,
+    plain_model,
+    plain_name,
+    whole,
+)
 from hessblocks.curvature.model_state import exclusive
 from hessblocks.errors import ArgumentError, check_name
 
@@ -219,8 +225,8 @@ def _view(name: str, parameter: Tensor, axis: int, piece: Span) -> ParameterView
 
 
 def select_groups(
-    groups: Mapping[str, views.ParameterGroup], patterns: str | Iterable[str]
-) -> dict[str, views.ParameterGroup]:
+    groups: Mapping[str, ParameterGroup], patterns: str | Iterable[str]
+) -> dict[str, ParameterGroup]:
     """Pick groups by role (`query`), by shell-style patterns of names, or as tables print them.
 
     Tables print `layers.0-3.attention.key` for equal groups of several layers.
@@ -245,7 +251,7 @@ def select_groups(
 
 def custom_groups(
     model: nn.Module, specifications: Mapping[str, str | Sequence[str]]
-) -> dict[str, views.ParameterGroup]:
+) -> dict[str, ParameterGroup]:
     """Define groups by patterns of parameter names, with or without slices.
 
     Args:
@@ -269,7 +275,7 @@ def custom_groups(
         >>> {name: group.size for name, group in groups.items()}
         {'biases': 6, 'first row': 8}
     """
-    model = views.plain_model(model, sharded=True)
+    model = plain_model(model, sharded=True)
     if not isinstance(specifications, Mapping):
         raise ArgumentError(
             "groups: expected a dict from a group's name to patterns on parameter names, got "
@@ -285,7 +291,7 @@ def custom_groups(
         selected = [view for text in _texts(patterns) for view in _views(text, parameters)]
         owners = [owner for view in selected for owner in _owners(view, role_groups, parameters)]
         groups[name] = replace(merge(name, owners), views=tuple(selected))
-    views.check_disjoint(groups.values(), parameters)
+    check_disjoint(groups.values(), parameters)
     return groups
 
 
@@ -297,10 +303,8 @@ def _texts(spec: str | Iterable[str]) -> list[str]:
 
 
 def _owners(
-    view: views.ParameterView,
-    role_groups: Sequence[views.ParameterGroup],
-    parameters: Mapping[str, Tensor],
-) -> list[views.ParameterGroup]:
+    view: ParameterView, role_groups: Sequence[ParameterGroup], parameters: Mapping[str, Tensor]
+) -> list[ParameterGroup]:
     """List the known groups that entries of a view belong to."""
     mine = torch.zeros(parameters[view.parameter].numel(), dtype=torch.bool)
     mine.as_strided(view.shape, view.stride, view.offset).fill_(True)
@@ -313,7 +317,7 @@ def _owners(
     ]
 
 
-def _views(text: str, parameters: Mapping[str, Tensor]) -> list[views.ParameterView]:
+def _views(text: str, parameters: Mapping[str, Tensor]) -> list[ParameterView]:
     pattern, cut = text, None
     if text.endswith("]"):
         pattern, _, cut = text[:-1].rpartition("[")
@@ -327,7 +331,7 @@ def _matching(pattern: str, roles: Mapping[str, str]) -> list[str]:
     """List the names that a pattern selects; `roles` maps all names to roles."""
     if pattern in roles:
         return [pattern]
-    names, patterns = list(roles), (pattern, views.plain_name(pattern))
+    names, patterns = list(roles), (pattern, plain_name(pattern))
     tried = ([n for n, role in roles.items() if selects(text, n, role)] for text in patterns)
     if not (matching := next(filter(None, tried), [])):
         near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
@@ -336,8 +340,8 @@ def _matching(pattern: str, roles: Mapping[str, str]) -> list[str]:
     return matching
 
 
-def _sliced(name: str, parameter: Tensor, cut: str | None) -> views.ParameterView:
-    view = views.whole(name, parameter)
+def _sliced(name: str, parameter: Tensor, cut: str | None) -> ParameterView:
+    view = whole(name, parameter)
     if cut is None:
         return view
     texts = cut.split(",")
@@ -349,7 +353,7 @@ def _sliced(name: str, parameter: Tensor, cut: str | None) -> views.ParameterVie
     forward = all(part.step is None or part.step > 0 for part in slices)
     if not forward or not (selected := torch.empty(view.shape, device="meta")[slices]).numel():
         raise ArgumentError(f"groups: the slice [{cut}] of {name!r} is empty or runs backwards")
-    return views.ParameterView(
+    return ParameterView(
         parameter=name,
         shape=tuple(selected.shape),
         stride=selected.stride(),
