@@ -13,6 +13,7 @@ O width of the output, W columns of a token's matrix.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
@@ -83,12 +84,11 @@ class InputNorm:
         """List the terms of Σ ⟨g, ∂²(attention)/∂φ ∂φ'⟩ for two parameters of the norm."""
         terms = []
         for number, head in enumerate(self._wide.heads):
-            for left in READ:
-                for right in READ:
-                    for term in functional_terms(head, left, right):
-                        rows = self._contracted(term, left, number, row)
-                        columns = self._contracted(rows.adjoint(), right, number, column)
-                        terms.append(columns.adjoint())
+            for left, right in product(READ, repeat=2):
+                for term in functional_terms(head, left, right):
+                    rows = self._contracted(term, left, number, row)
+                    columns = self._contracted(rows.adjoint(), right, number, column)
+                    terms.append(columns.adjoint())
         return terms
 
     def _weight(self, group: str, head: int) -> Float[Tensor, "rows K"]:

@@ -18,7 +18,7 @@ classes, P inputs of a linear layer, S and T sizes of two sites.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -279,27 +279,16 @@ class TokenTail:
                     f"{columns} numbers ({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB are allowed); "
                     "raise memory_limit, take fewer tokens or use hessblocks.Hessian"
                 )
-            step = max(
-                1, self._limit // (16 * size * max(rows, self.width) * max(columns, self.width))
-            )
-            points = (*per_token, *self._points)
-            self._check_weights()
-            with undisturbed(self._model), torch.no_grad():
-                self._kept[key] = torch.cat(
-                    [
-                        vmap(of_token)(*(point[chunk] for point in points))
-                        for chunk in chunks(tokens, step)
-                    ]
+            if self._state != _state(self._model):  # what is cached is of another model
+                raise ArgumentError(
+                    "model: its weights or modules have changed since the closed form was made; "
+                    "make it again"
                 )
+            square = max(rows, self.width) * max(columns, self.width)
+            batched = vmap(of_token, chunk_size=max(1, self._limit // (16 * size * square)))
+            with undisturbed(self._model), torch.no_grad():
+                self._kept[key] = batched(*per_token, *self._points)
         return self._kept[key]
-
-    def _check_weights(self) -> None:
-        """Check that the model has not changed since `note_state`: derivatives are cached."""
-        if self._state != _state(self._model):
-            raise ArgumentError(
-                "model: its weights or modules have changed since the closed form was made; make "
-                "it again"
-            )
 
     def _run(
         self, added: Mapping[str, Tensor], a: Tensor, x: Tensor
@@ -324,9 +313,7 @@ class TokenTail:
             hidden = self._tail(*(point[0] for point in self._points))
             if not hidden.requires_grad:
                 return
-            slopes = torch.autograd.grad(
-                hidden.sum(), list(trained.values()), allow_unused=True, materialize_grads=False
-            )
+            slopes = torch.autograd.grad(hidden.sum(), list(trained.values()), allow_unused=True)
         used = {name for name, slope in zip(trained, slopes, strict=True) if slope is not None}
         layers: dict[str, Any] = {}
         for name in used:
@@ -404,16 +391,13 @@ def _watched(
                     f"model: {name!r} is used twice after the last attention; the closed form "
                     "expects one use; use hessblocks.Hessian for this model"
                 )
-            recorded[name] = inputs[0].reshape(
-                -1
-            )  # one token: all axes before the last have length 1
+            # one token: all axes before the last have length 1
+            recorded[name] = inputs[0].reshape(-1)
             return output + added[name] if name in added else output
 
         return hook
 
-    handles = [module.register_forward_hook(watch(name)) for name, module in modules.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            hooks.enter_context(module.register_forward_hook(watch(name)))
         yield recorded
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -110,17 +110,13 @@ def forward_pass(
         tried = recorded["tried"][recorded["tried"] < hidden.shape[1]]
         return (hidden[:1, tried] if hidden.ndim == 3 else hidden[:1], *inputs[1:])
 
-    hooks = [
+    with (
         layer.register_forward_pre_hook(enter_layer, with_kwargs=True),
         attention.register_forward_pre_hook(enter_attention, with_kwargs=True),
         written.register_forward_hook(leave_attention),
         output_layer.register_forward_pre_hook(enter_output),
-    ]
-    try:
+    ):
         recorded["logits"] = logits(model, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
     first = recorded["hidden"]
     if pooled := first.ndim == 2:
         recorded["hidden"] = torch.zeros_like(recorded["x"])

@@ -160,6 +160,7 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
             "out or use hessblocks.Hessian"
         )
     attention, projection = modules.attention, modules.linear["projection"]
+    windowed = config if config.model_type == "mistral" else attention
     last = output_layer(model)
     written = projection if modules.apart else attention
     recorded = forward_pass(model, batch, modules.layer, attention, written, last)
@@ -169,7 +170,11 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
     rotation = turned and HeadRotation.of_halves(
         turned[0].to(recorded.inputs), turned[1].to(recorded.inputs), head_width
     )
-    _check_rows(batch, recorded)
+    check_packing(batch)
+    if recorded.hidden.shape[1] != recorded.x.shape[1]:
+        raise ArgumentError(
+            "batch: the output layer does not read every token (logits_to_keep?); leave that out"
+        )
     bias = projection.bias
     norms = head_norms(
         recorded.inputs.new_zeros(1, head_width),
@@ -192,7 +197,7 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
                 recorded.inputs,
                 batch.attention_mask,
                 causal=architecture.causal,
-                window=_window(attention, config),
+                window=getattr(windowed, "sliding_window", None),
                 places=batch.keywords.get("position_ids"),
             ),
             scale=float(getattr(attention, "scaling", head_width**-0.5)),
@@ -209,21 +214,6 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
         before=before,
         multipliers=norm_multipliers(model, stems, recorded),
     )
-
-
-def _check_rows(batch: Batch, recorded: Seen) -> None:
-    """Refuse packed rows with a key-value cache, and an output layer that skips tokens."""
-    check_packing(batch)
-    if recorded.hidden.shape[1] != recorded.x.shape[1]:
-        raise ArgumentError(
-            "batch: the output layer does not read every token (logits_to_keep?); leave that out"
-        )
-
-
-def _window(attention: Any, config: Any) -> int | None:
-    """Count the tokens that a query attends to, itself included; None: no limit."""
-    holder = config if config.model_type == "mistral" else attention
-    return getattr(holder, "sliding_window", None)
 
 
 def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
