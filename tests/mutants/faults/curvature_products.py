@@ -54,8 +54,8 @@ FAULTS = (
           "with self.kept(), model_state.exclusive(self.model), readable_errors(): $$body"
           " => with self.kept(), readable_errors(): $$body",
           "test_threads_do_not_mix_their_products", within="computing"),
-    fault("a problem stands for its outer product", "Hessian($a) => OuterProduct($a)",
-          "test_operators.py", within="_of_a_problem"),
+    fault("a problem stands for its outer product", "operator_of.register(Problem, Hessian) => operator_of.register(Problem, OuterProduct)",
+          "test_operators.py"),
     fault("the adjoint of a block is the block",
           "self._apply($$a, self.columns, self.rows)"
           " => self._apply($$a, self.rows, self.columns)",

@@ -2,11 +2,13 @@
 
 import difflib
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -243,9 +245,17 @@ def as_module(model: nn.Module | Callable[..., Any], params: Params | None) -> n
         A module.
 
     Raises:
-        ArgumentError: `model` is neither, a function without `params`, or a module with `params`.
+        ArgumentError: `model` is neither, a function without `params`, a module with `params`, or a
+            module of torch.jit.
     """
+    if isinstance(model, str | os.PathLike):
+        loads = f"`model, tokenizer = hb.load({os.fspath(model)!r})` loads it"
+        raise ArgumentError(f"model: expected a module, got a name; {loads}")
     if isinstance(model, nn.Module) and params is None:
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ArgumentError(
+                "model: compiled by torch.jit, which hides its operations; give the module itself"
+            )
         return model
     if isinstance(model, nn.Module) or not callable(model) or not params:
         raise ArgumentError(

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -298,11 +298,7 @@ def _check_row(problem: Any, guard: Guard, chosen: frozenset[str], twice: bool) 
         first = FIRST.format(worst.found, worst.expected)
         reason = SECOND.format(wrong[0], worst.gap / worst.scale) if wrong[0] else first
         raise ArgumentError(f"model: {subject}: {reason}{witness.OTHER_OPERATIONS}")
-    largest = max(
-        compared.second.values(),
-        key=lambda comparison: comparison.scale,
-        default=compared.first[""],
-    )
+    largest = max(compared.second.values(), key=attrgetter("scale"), default=compared.first[""])
     if "unclear" in (compared.first[""].verdict, largest.verdict):
         warnings.warn(
             f"curvature: {subject}: finite differences are too inexact in this dtype to check its "

@@ -201,10 +201,8 @@ def gradients(
             "(requires_grad_(False)) if the logits do not depend on it"
         )
     return {
-        name: local_rows(gradient)
-        if isinstance(gradient, DTensor)
-        else rows_like(gradient, gradient)
-        for name, gradient in slopes.items()
+        name: local_rows(g) if isinstance(g, DTensor) else rows_like(g, g)
+        for name, g in slopes.items()
     }
 
 

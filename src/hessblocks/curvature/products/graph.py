@@ -29,8 +29,8 @@ tensor([36.])
 tensor([54.])
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -185,12 +185,12 @@ class BatchGraph:
             gradients = _gradients([edge for edge, _ in pulled], [z for _, z in pulled], inputs)
         return dict(zip(names, gradients, strict=True))
 
-    @contextmanager
-    def _adding(self, rows: Sequence[str], sums: Mapping[str, Sum] = _NOTHING) -> Iterator[None]:
+    def _adding(
+        self, rows: Sequence[str], sums: Mapping[str, Sum] = _NOTHING
+    ) -> AbstractContextManager[None]:
         """Register the sums of a replay; `exclusive` prevents two replays at once."""
         idle = {id(leaf): None for name, leaf in self.parameters.items() if name not in rows}
-        with adding({**idle, **{id(self.parameters[n]): s for n, s in sums.items()}}):
-            yield
+        return adding({**idle, **{id(self.parameters[n]): s for n, s in sums.items()}})
 
     def _pull_back_curvature(
         self, pushed: Tensor | None, vectors: Mapping[str, Tensor], rows: Sequence[str]
@@ -232,9 +232,7 @@ def _gradients(
         return [value for value in gradients if value is not None]
 
     if cotangents[0].shape[0] == 1:
-        values: Sequence[Tensor] = [
-            value[None] for value in pull(*(cotangent[0] for cotangent in cotangents))
-        ]
+        values: Sequence[Tensor] = [value[None] for value in pull(*(c[0] for c in cotangents))]
     else:
         values = _together(pull, cotangents)
     rest = iter(values)

@@ -160,12 +160,6 @@ class Hessian(CurvatureOperator):
     part = "full"
 
 
-@operator_of.register
-def _of_a_problem(problem: Problem) -> LinearOperator:
-    """Return H of all trainable parameters, for an estimator called with a problem."""
-    return Hessian(problem)
-
-
 class OuterProduct(CurvatureOperator):
     """Gauss-Newton (GGN) products H_o z with H_o = Jᵀ H_ℓ J, semi-definite for convex losses.
 
@@ -203,6 +197,9 @@ class Functional(CurvatureOperator):
     """
 
     part = "functional"
+
+
+operator_of.register(Problem, Hessian)  # of all trainable parameters
 
 
 def check_problem(problem: Any) -> None:

@@ -320,7 +320,8 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
     """Measure work and memory with one row of the batch that has the most tokens per row."""
     row = problem.batches.widest_row
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
-    saved = SavedTensors(problem.weights.values(), {p.dtype for p in leaves.values()})
+    inputs = list(leaves.values())
+    saved = SavedTensors(problem.weights.values(), {p.dtype for p in inputs})
     with unwritten(problem.model), torch.enable_grad(), saved:
         readout, _ = problem.forward(row, leaves, twice=twice)
         reached = walk_graph(readout.inputs)
@@ -328,17 +329,9 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
         check_same(readout, problem.forward(row, problem.parameters, twice=twice)[0])
         if twice and readout.hidden.requires_grad:  # the graph of the gradient saves more tensors
             ones = torch.ones_like(readout.hidden, requires_grad=True)
-            with (
-                graph_only(leaves.values()),
-                problem.backward(),
-                named_in_errors(reached.functions),
-            ):
+            with graph_only(inputs), problem.backward(), named_in_errors(reached.functions):
                 torch.autograd.grad(
-                    readout.hidden,
-                    list(leaves.values()),
-                    ones,
-                    create_graph=True,
-                    allow_unused=True,
+                    readout.hidden, inputs, ones, create_graph=True, allow_unused=True
                 )
     unreached = frozenset(name for name, leaf in leaves.items() if id(leaf) not in reached.leaves)
     guard = Guard(row=row, functions=reached.functions, unreached=unreached)
@@ -349,7 +342,7 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
     # tokens: the number of token ids; for other inputs, the rows of logits
     tokens = max(readout.tokens, 1 if row.inputs.is_floating_point() else row.inputs.numel())
     return RowCost(
-        work=tokens * sum(p.numel() for p in leaves.values()),
+        work=tokens * sum(p.numel() for p in inputs),
         graph=graph + 2 * size,
         logits=0 if readout.weight is None else 2 * readout.tokens * readout.classes * itemsize,
         bare=FORWARD_ARRAYS * max(size, saved.largest),  # a model of one layer saves nothing

@@ -7,7 +7,6 @@ depend on ragged batches, padding or the split into batches.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
@@ -108,7 +107,7 @@ class Problem(Operand):
             RunError: another process does not answer within the process group's timeout.
         """
         loss, self._loss_of = losses.loss_of(loss)
-        model = _module_of(model, params)
+        model = as_module(model, params)
         self.model = plain_model(model, sharded=True)
         losses.check_task(self.model, loss)
         self.sharded = is_sharded(self.model)
@@ -434,8 +433,7 @@ class Problem(Operand):
                 "torch.no_grad() there"
             )
         if self.sharded and any(
-            parameter.data_ptr() != parameters[name].data_ptr()
-            for name, parameter in self.parameters.items()
+            p.data_ptr() != parameters[n].data_ptr() for n, p in self.parameters.items()
         ):
             raise ArgumentError(WHOLE)
         batch = self._positions.put_into(
@@ -477,16 +475,3 @@ class Problem(Operand):
         if self._loss_of is not None:
             return self._loss_of(batch).valid
         return self.forward(batch, self.parameters, twice=not self.sharded)[1].valid
-
-
-def _module_of(model: Any, params: Params | None) -> nn.Module:
-    """Return the module of a model or a function; refuse names and modules of torch.jit."""
-    if isinstance(model, str | os.PathLike):
-        loads = f"`model, tokenizer = hb.load({os.fspath(model)!r})` loads it"
-        raise ArgumentError(f"model: expected a module, got a name; {loads}")
-    module = as_module(model, params)
-    if isinstance(module, torch.jit.ScriptModule):
-        raise ArgumentError(
-            "model: compiled by torch.jit, which hides its operations; give the module itself"
-        )
-    return module

@@ -143,16 +143,15 @@ class ForwardMode:
             self._problem.pushes = False  # some operation has no forward mode
             raise Unplanned from error
         _compare(self.readout, logits)
-        derivatives = self._loss.derivatives(self.readout.hidden.detach(), 1 / self._problem.valid)
-        self._problem.check_finite(derivatives.total, self._batch)
         hidden = self.readout.hidden.detach()
+        derivatives = self._loss.derivatives(hidden, 1 / self._problem.valid)
+        self._problem.check_finite(derivatives.total, self._batch)
         pushed = torch.zeros_like(hidden) if pushed is None else pushed
         curved = derivatives.curvature(pushed)
         nothing = not pushed.any()
         if nothing:  # J z = 0, or all of it was lost: another cotangent tells
-            curved = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0)).to(
-                hidden
-            )
+            draw = torch.Generator().manual_seed(0)
+            curved = torch.randn(hidden.shape, generator=draw).to(hidden)
         names = [*dict.fromkeys((*rows, *vectors))]
         leaves = [self.parameters[name] for name in names]
         tensors = torch.autograd.grad(self.readout.hidden, leaves, curved, allow_unused=True)
