@@ -322,9 +322,6 @@ def _vectors(
     for number in range(count):
         gradients = passed.sample(number, seed, keep=number + 1 < count)
         vector = torch.zeros(1, op.shape[0], dtype=op.dtype, device=op.device)
-        tensors = {
-            name: None if gradient is None else gradient[None]
-            for name, gradient in gradients.items()
-        }
+        tensors = {n: None if g is None else g[None] for n, g in gradients.items()}
         op.rows.collect(tensors, vector)
         yield vector[0]

@@ -58,8 +58,6 @@ class Sampling:
 class GramMatrices:
     """Inner products of the samples, per group."""
 
-    names: tuple[str, ...]
-    """The groups, in their order."""
     products: Float[Tensor, "G B S S"]
     """g_sⁱ·g_tⁱ for group i and samples s, t, in float64 on the CPU."""
 
@@ -180,7 +178,7 @@ def gram_matrices(
             "curvature: sampled gradients of H_o are not finite; look at the weights, or use "
             "float64 parameters"
         )
-    return GramMatrices(names=tuple(groups), products=products)
+    return GramMatrices(products=products)
 
 
 def _of_piece(
@@ -225,35 +223,20 @@ def _samples(
     try:
         for number, rows in enumerate(sampling.plan.passes):
             passed = SampledPass(problem, rows, every.parameters)
-            _add_pass(passed, local or every, vectors, before, seed, None if number else step)
+            for sample, vector in enumerate(vectors):
+                last = sample + 1 == len(vectors)  # its backward pass frees the graph
+                gradients = passed.sample(before + sample, seed, keep=not last)
+                if local:
+                    local.add_to(vector, gradients)
+                else:
+                    tensors = {n: None if g is None else g[None] for n, g in gradients.items()}
+                    every.collect(tensors, vector[None], add=True)
+                if step and not number:
+                    step(before + sample + 1)
     except Exception:
         problem.processes.fail(vectors)
         raise
     return problem.processes.total(vectors)
-
-
-def _add_pass(
-    passed: SampledPass,
-    entries: ParameterGroup | LocalEntries,
-    vectors: Float[Tensor, "S N"],
-    before: int,
-    seed: int,
-    step: OnSample | None,
-) -> None:
-    """Add one microbatch's term to each sample; the first has the number `before`."""
-    for sample in range(len(vectors)):
-        # the last sample frees the graph
-        gradients = passed.sample(before + sample, seed, keep=sample + 1 < len(vectors))
-        if isinstance(entries, LocalEntries):
-            entries.add_to(vectors[sample], gradients)
-        else:
-            tensors = {
-                name: None if gradient is None else gradient[None]
-                for name, gradient in gradients.items()
-            }
-            entries.collect(tensors, vectors[sample : sample + 1], add=True)
-        if step:
-            step(before + sample + 1)
 
 
 def _inner_products(vectors: Float[Tensor, "S N"], sizes: Sequence[int]) -> Float[Tensor, "G S S"]:

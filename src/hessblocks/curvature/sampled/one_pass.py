@@ -83,13 +83,10 @@ class SampledPass:
                 return {
                     **products.gradients(model, self._logits, direction, self.leaves, keep=keep)
                 }
+        leaves = [*self.leaves.values()]
         with products.differentiable_once(self._problem.model), products.readable_errors():
             gradients = torch.autograd.grad(
-                self._logits,
-                list(self.leaves.values()),
-                direction,
-                retain_graph=keep,
-                allow_unused=True,
+                self._logits, leaves, direction, retain_graph=keep, allow_unused=True
             )
         return dict(zip(self.leaves, gradients, strict=True))
 
