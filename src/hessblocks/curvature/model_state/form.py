@@ -110,11 +110,8 @@ def _content(value: Any) -> Collection[Any]:
         return value
     if not isinstance(value, Mapping):
         sharding = type(value).__module__.startswith("torch.distributed")  # changes in each pass
-        value = (
-            {}
-            if sharding or isinstance(value, nn.Module | type)
-            else getattr(value, "__dict__", {})
-        )
+        plain = not (sharding or isinstance(value, nn.Module | type))
+        value = getattr(value, "__dict__", {}) if plain else {}
     return [*value.keys(), *value.values()]
 
 

@@ -15,8 +15,6 @@ _locks = WeakIdKeyDictionary()
 def exclusive(model: nn.Module) -> Iterator[None]:
     """Hold the lock of this model; wait until no other thread holds it."""
     with _lock:
-        if model not in _locks:
-            _locks[model] = threading.RLock()
-        lock = _locks[model]
+        lock = _locks.setdefault(model, threading.RLock())
     with lock:
         yield

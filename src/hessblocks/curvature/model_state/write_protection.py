@@ -121,14 +121,10 @@ class _Copies:
     def put_in(self, modules: Sequence[nn.Module]) -> None:
         """Replace buffers and tensor attributes by copies; the caller restores the attributes."""
         for module in modules:
-            attributes = vars(module)
-            names = [name for name in attributes if name not in INTERNAL]
-            for holder, keys in (
-                (attributes["_buffers"], [*attributes["_buffers"]]),
-                (attributes, names),
-            ):
-                for key in keys:
-                    holder[key] = self._copied(holder[key])
+            attributes, buffers = vars(module), module._buffers
+            own = [name for name in attributes if name not in INTERNAL]
+            buffers.update({name: self._copied(tensor) for name, tensor in buffers.items()})
+            attributes.update({name: self._copied(attributes[name]) for name in own})
 
     def empty(self) -> None:
         """Restore the content of containers."""

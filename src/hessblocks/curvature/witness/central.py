@@ -130,16 +130,6 @@ def compare_rows(
     )
 
 
-def epsilon(parameters: ByName) -> float:
-    """Return ε of the narrowest dtype."""
-    return max(torch.finfo(p.dtype).eps for p in parameters.values())
-
-
-def tolerance(parameters: ByName) -> float:
-    """Return the tolerance of the narrowest dtype; see `TOLERANCE`."""
-    return max(TOLERANCE.get(p.dtype, 1 / 3) for p in parameters.values())
-
-
 def direction(parameters: ByName, names: Mapping[str, object], seed: int) -> Gradient:
     """Draw z: normal numbers times the root mean square of each tensor, for equal relative steps.
 
@@ -153,14 +143,12 @@ def direction(parameters: ByName, names: Mapping[str, object], seed: int) -> Gra
     """
     sizes = {name: float(parameters[name].double().square().mean().sqrt()) for name in names}
     usual = sum(sizes.values()) / max(1, len(sizes)) or 1.0
-    draw = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(parameters[name].shape, generator=draw, dtype=torch.float64).to(
-            parameters[name]
-        )
-        * (sizes[name] or usual)
-        for name in names
-    }
+    draw, z = torch.Generator().manual_seed(seed), {}
+    for name, size in sizes.items():
+        like = parameters[name]
+        normal = torch.randn(like.shape, generator=draw, dtype=torch.float64).to(like)
+        z[name] = normal * (size or usual)
+    return z
 
 
 def moved(parameters: ByName, along: ByName, step: float) -> Gradient:
@@ -195,7 +183,7 @@ def compare_at_steps(
     Cost: four gradients per step, or four values.
     """
     steps: list[Sequence[Agreement]] = []
-    eps = epsilon(parameters)
+    eps = max(torch.finfo(p.dtype).eps for p in parameters.values())
     for factor in LADDER:
         step = factor * eps ** (1 / 3)
         steps.append(compare(_at_step(at, parameters, along, step, gradients=gradients, eps=eps)))
@@ -212,9 +200,8 @@ def _best(history: Sequence[Agreement]) -> Agreement:
             return comparison
     best = min(history, key=lambda comparison: comparison.error)
     gaps = [comparison.gap for comparison in history if comparison is not best]
-    borne_out = any(
-        best.gap / CONFIRMING_FACTOR <= gap <= best.gap * CONFIRMING_FACTOR for gap in gaps
-    )
+    low, high = best.gap / CONFIRMING_FACTOR, best.gap * CONFIRMING_FACTOR
+    borne_out = any(low <= gap <= high for gap in gaps)
     return best if borne_out or not best.gap > 0 else replace(best, error=max(best.error, best.gap))
 
 
@@ -230,7 +217,7 @@ def _at_step(
         rows={n: (4 * d - double[1][n]) / 3 for n, d in single[1].items()},
         errors={n: d - double[1][n] for n, d in single[1].items()},
         rounding=eps / step,
-        tolerance=tolerance(parameters),
+        tolerance=max(TOLERANCE.get(p.dtype, 1 / 3) for p in parameters.values()),
     )
 
 

@@ -195,7 +195,7 @@ def _matrix_gram(first: TokenMatrices, second: TokenMatrices) -> Tensor:
     """Compute ⟨D_n, D_m⟩ for all pairs, (N | 1, M | 1)."""
     if first.left is None or second.left is None:
         return first.whole().flatten(1) @ second.whole().flatten(1).T
-    lefts = torch.tensordot(first.left, second.left, dims=([2], [2]))  # (N, C, M, C')
+    lefts: Tensor = torch.tensordot(first.left, second.left, dims=([2], [2]))  # (N, C, M, C')
     if first.left is first.right and second.left is second.right:
         return lefts.square().sum((1, 3))
     return (lefts * torch.tensordot(first.right, second.right, dims=([2], [2]))).sum((1, 3))

@@ -201,7 +201,11 @@ class Search:
         """
         ritz, basis = self._converge(), self._basis
         while check and not (self._ended or self._clear):
-            self._start_missed_check(ritz)
+            # keep the wanted pairs alone, and start a chain from a random vector beside them
+            self._restart(ritz, ritz.chosen)
+            found = ritz.values[ritz.chosen]
+            edges = self._wanted.edges(found, ritz.limit)
+            self._missed_check = MissedEigenvalueCheck(basis, self._wanted.sides, edges, found)
             ritz = self._converge()
         none_missed = not check or basis.complete or self._clear
         chosen = ritz.chosen.flip(0)
@@ -251,13 +255,6 @@ class Search:
             settled = not bool(unconverged[self._wanted.among(values, 1)].any())
             self._missed_check.follow(basis, values, settled=settled)
         return Ritz(values, rotation, self._wanted.among(values), unconverged, limit)
-
-    def _start_missed_check(self, ritz: Ritz) -> None:
-        """Keep the wanted pairs alone, and start a chain from a random vector beside them."""
-        self._restart(ritz, ritz.chosen)
-        values = ritz.values[ritz.chosen]
-        edges = self._wanted.edges(values, ritz.limit)
-        self._missed_check = MissedEigenvalueCheck(self._basis, self._wanted.sides, edges, values)
 
     def _restart(self, ritz: Ritz, chosen: Int[Tensor, " kept"]) -> None:
         """Restart the basis with some of the Ritz pairs (thick restart)."""
