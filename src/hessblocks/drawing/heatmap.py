@@ -81,11 +81,7 @@ def _colour(axis: Axes, norms: np.ndarray, label: str, shrink: float = 1.0) -> N
 
 
 def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
-    """Colour blocks that are zero or not significantly different from it; add a note below.
-
-    Returns:
-        Whether there are such blocks.
-    """
+    """Colour blocks that are zero or not told from it, with a note; tell whether there are any."""
     patches = []
     for marked, colour, words in (
         (norms == 0, ZERO, "exactly zero"),

@@ -35,11 +35,7 @@ Tokens = dict[str, Shaped[Tensor, "sequences ..."]]
 
 
 def _check_sizes_are_used(sources: Sequence[ModelSource], settings: InspectionSettings) -> None:
-    """Refuse sizes of presets if there is no preset.
-
-    Raises:
-        ArgumentError: a size is not the default, and all models have their own sizes.
-    """
+    """Refuse sizes of presets if all models have their own sizes."""
     if any(isinstance(source, str) and source.startswith(PREFIX) for source in sources):
         return
     for name in OF_PRESETS:
@@ -204,20 +200,7 @@ def masked(batch: TokenBatch, subject: Subject, seed: int) -> Tokens:
 def _drawn(
     ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings, first: Sequence[int] = ()
 ) -> Tokens:
-    """Draw windows without replacement, the same for the same seed.
-
-    Args:
-        ids: token ids of the text.
-        name: name of the text, for the error.
-        settings: number and length of the windows, and the seed.
-        first: tokens that each window begins with.
-
-    Returns:
-        {"input_ids": (sequences, tokens)}.
-
-    Raises:
-        ArgumentError: the text has too few windows.
-    """
+    """Draw windows, each with the tokens `first` at its start, the same for the same seed."""
     windows = data.Windows(ids, settings.tokens, first)
     return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", name)}
 
