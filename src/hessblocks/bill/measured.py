@@ -22,13 +22,7 @@ from hessblocks.bill.activations import rounding
 from hessblocks.bill.changes import Change
 from hessblocks.bill.draws import parts_of
 from hessblocks.bill.prices import Price, ratio_estimate
-from hessblocks.curvature import (
-    Batch,
-    BatchLoss,
-    CrossEntropy,
-    Problem,
-    make_plan,
-)
+from hessblocks.curvature import Batch, BatchLoss, CrossEntropy, Problem, make_plan
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import Estimate, working_dtype
 from hessblocks.storage import Tabular

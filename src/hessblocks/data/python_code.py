@@ -35,10 +35,7 @@ class CorpusWarning(UserWarning):
     """Warning that a corpus differs from the requested one."""
 
 
-def load_corpus(
-    path: AnyPath | None = None,
-    vocabulary: int = DEFAULT_VOCABULARY,
-) -> Corpus:
+def load_corpus(path: AnyPath | None = None, vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
     """Load Python code of the standard library, or text of the user; built once, then cached.
 
     Args:
@@ -122,14 +119,11 @@ def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
                 f"--data: {source.name} has too little text (UTF-8) to train on and to hold some "
                 "out; is it binary or empty? Give text or code."
             )
+    texts = {split: files for split, files in texts.items() if files}
     contents = {
         "split": "end of each file" if source.by_tail else "by file",
         "left_out": sum(map(len, source.splits.values())) - sum(counts.values()),
-        **write_corpus(
-            folder,
-            {split: files for split, files in texts.items() if files},
-            vocabulary,
-        ),
+        **write_corpus(folder, texts, vocabulary),
     }
     if fingerprint(source.root, source.paths) != source.fingerprint:
         raise RunError(f"--data: {source.name} was changed while it was read; start again.")

@@ -103,7 +103,8 @@ def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
 
 def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> None:
     """Write short names at both sides, and a line wherever the layer changes."""
-    short = [short_name(name) for name in names]
+    layer_first = r"^layers\.(\d+)\.(attention\.)?"
+    short = [re.sub(layer_first, r"\1 ", plain_math(name)) for name in names]
     changes = [
         index for index, pair in enumerate(itertools.pairwise(layers), 1) if len({*pair}) > 1
     ]
@@ -124,11 +125,6 @@ def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> No
     for index in changes:
         axis.axhline(index - 0.5, color="white", linewidth=0.5 if many else 1.4)
         axis.axvline(index - 0.5, color="white", linewidth=0.5 if many else 1.4)
-
-
-def short_name(name: str) -> str:
-    """Return a short name of a group that begins with the number of its layer."""
-    return re.sub(r"^layers\.(\d+)\.(attention\.)?", r"\1 ", plain_math(name))
 
 
 def _apart(indices: Sequence[int], least: float) -> list[int]:

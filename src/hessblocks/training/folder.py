@@ -304,12 +304,7 @@ def _by_step(folder: Path) -> list[Path]:
     return sorted(checkpoints, key=_step_of, reverse=True)
 
 
-def save_model(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    folder: RunFolder,
-    **progress: Any,
-) -> None:
+def save_model(model: PreTrainedModel, tokenizer: Any, folder: RunFolder, **progress: Any) -> None:
     """Save model and tokeniser in the run's folder as Hugging Face reads them, or not at all.
 
     Args:
