@@ -225,20 +225,17 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
         for edit in edits:
             if views := fitting[edit.how].get(place):
                 name = f"{place}, {edit.how}"
-                changes[name] = _change(name, place, edit, views)
+                new = dict.fromkeys((view.parameter for view in views), edit)
+                changes[name] = _change(name, place, views, new)
     return changes
 
 
-def _change(name: str, place: str, edit: Edit | None, views: Views) -> Change:
-    count = edit.bytes if edit else None
-    return Change(
-        name=name,
-        place=place,
-        how=edit.how if edit else "changed",
-        bytes=sum(count(view.shape) for view in views) if count else None,
-        views=views,
-        new=dict.fromkeys((view.parameter for view in views), edit) if edit else {},
-    )
+def _change(name: str, place: str, views: Views, new: Mapping[str, New]) -> Change:
+    change = Change(name=name, place=place, how="changed", bytes=None, views=views, new=new)
+    if (edit := change.edit) is None:
+        return change
+    size = sum(edit.bytes(view.shape) for view in views) if edit.bytes else None
+    return replace(change, how=edit.how, bytes=size)
 
 
 def _fitting(edit: Edit, places: Mapping[str, Views], tables: Collection[str]) -> dict[str, Views]:
@@ -338,10 +335,8 @@ def _own(problem: Problem, name: str, new: Any) -> Change:
     new = {key if key in parameters else plain_name(key): value for key, value in new.items()}
     for parameter in new:
         _check_parameter(problem, name, parameter)
-    edits = {value if isinstance(value, Edit) else None for value in new.values()}
-    edit = edits.pop() if len(edits) == 1 else None
     views = tuple(whole(parameter, parameters[parameter]) for parameter in new)
-    return replace(_change(name, ", ".join(new), edit, views), new=new)
+    return _change(name, ", ".join(new), views, new)
 
 
 def _check_parameter(problem: Problem, change: str, name: str) -> None:

@@ -199,7 +199,7 @@ class DivergenceFrom:
         parameters: Mapping[str, Float[Tensor, "..."]],
         most_parts: int,
     ) -> None:
-        self._problem, self._batch = problem, batch
+        self.problem, self._batch = problem, batch
         logits, loss = self._logits(parameters)
         several = most_parts if isinstance(loss, CrossEntropy) else 1
         self._parts: list[tuple[Tensor | None, BatchLoss, Tensor, Tensor, float]] = []
@@ -228,7 +228,7 @@ class DivergenceFrom:
         Returns:
             The sums of the first part at each share, then those of the next.
         """
-        with rounding(self._problem, changes):
+        with rounding(self.problem, changes):
             logits, _ = self._logits(parameters)
         sums = []
         for indices, loss, before, gradient, total in self._parts:
@@ -238,7 +238,7 @@ class DivergenceFrom:
         return sums
 
     def _logits(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, BatchLoss]:
-        readout, loss = self._problem.forward(self._batch, parameters, twice=False)
+        readout, loss = self.problem.forward(self._batch, parameters, twice=False)
         return readout.hidden, loss
 
 
