@@ -96,7 +96,8 @@ def _fresh(
 ) -> tuple[Subject, Tokens]:
     """Build a preset at initialisation, with a vocabulary learnt from its text."""
     sizes = {key: getattr(settings, key) for key in ("width", "heads", "mlp_width")}
-    (name,), blocks = _read([name])
+    (name,), texts = read_blocks([name], "MODEL", [*PRESETS, *plain_names()])
+    blocks = {own: BlockConfig.from_dict(parse_json(text)) for own, text in texts}
     layers = [block(word, blocks, **sizes) for word in pattern_names(name)]
     corpus = None
     if not batch and settings.data != RANDOM:
@@ -203,12 +204,6 @@ def _drawn(
     """Draw windows, each with the tokens `first` at its start, the same for the same seed."""
     windows = data.Windows(ids, settings.tokens, first)
     return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", name)}
-
-
-def _read(words: Sequence[str]) -> tuple[Sequence[str], dict[str, BlockConfig]]:
-    """Read names of blocks, and the blocks of names that are files."""
-    names, blocks = read_blocks(words, "MODEL", [*PRESETS, *plain_names()])
-    return names, {name: BlockConfig.from_dict(parse_json(text)) for name, text in blocks}
 
 
 def plain_names() -> list[str]:

@@ -201,9 +201,6 @@ class PiecewiseHessian(abc.ABC):
             terms = [*outer.terms, *functional.terms]
         else:
             terms = self.terms(row, column, part)
-        return self._sum(terms, row, column, part)
-
-    def _sum(self, terms: Terms, row: Piece, column: Piece, part: Part) -> KroneckerSum:
         return KroneckerSum(
             terms,
             row_shape=row.shape,
