@@ -101,9 +101,7 @@ def tuned_rates(
         At least three runs per block, each as long as a run of the comparison.
     """
     seeded = replace(settings, seeds=(TUNING_SEED,)).runs()
-    losses = {
-        name: dict(rate_losses) for name, rate_losses in storage.read_tuning(folder.path).items()
-    }
+    losses = storage.read_tuning(folder.path)
     middle = MIDDLE[settings.training.optimiser]
     todo = [run for run in seeded if next_rate(losses.get(run.preset, {}), middle) is not None]
     if todo:
