@@ -218,8 +218,12 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
         )
     tables = _tables(where) if isinstance(where, nn.Module) else set()
     fitting = {edit.how: _fitting(edit, places, tables) for edit in edits}
-    if isinstance(where, nn.Module) and any(edit.format for edit in edits):
-        _check_rows(where)
+    modules = where.modules() if isinstance(where, nn.Module) else ()
+    if any(edit.format for edit in edits) and any(isinstance(m, Conv1D) for m in modules):
+        raise ArgumentError(
+            "change_each: this model (GPT-2) stores its weights transposed, which no storage "
+            "format does; give hb.rounded instead"
+        )
     changes = {}
     for place in dict.fromkeys(place for by_place in fitting.values() for place in by_place):
         for edit in edits:
@@ -255,15 +259,6 @@ def _fitting(edit: Edit, places: Mapping[str, Views], tables: Collection[str]) -
             f"change_each: the format {edit.how} fits no weight; their shapes are {shapes}"
         )
     return fitting
-
-
-def _check_rows(model: nn.Module) -> None:
-    """Refuse models whose weights are stored (inputs, outputs)."""
-    if any(isinstance(module, Conv1D) for module in model.modules()):
-        raise ArgumentError(
-            "change_each: this model (GPT-2) stores its weights transposed, which no storage "
-            "format does; give hb.rounded instead"
-        )
 
 
 def _matrices(model: nn.Module, *, tables: bool = False) -> dict[str, Views]:

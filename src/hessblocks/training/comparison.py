@@ -111,6 +111,7 @@ def tuned_rates(
             f"{5 * updates:,} updates; the runs that count take "
             f"{len(settings.seeds) * len(seeded) * settings.training.steps:,}"
         )
+    rates = {}
     for run in seeded:
         rate_losses = losses.setdefault(run.preset, {})
         while (rate := next_rate(rate_losses, middle)) is not None:
@@ -119,12 +120,9 @@ def tuned_rates(
             with progress.stage("tuning", f"{run.preset}, rate {rate:g}", training.steps):
                 rate_losses[rate] = tuning_loss(brief, prepared, progress)
             storage.write_tuning(folder.path, TUNING_SEED, losses)
-        best = min(rate_losses, key=lambda rate: rate_losses[rate])
+        best = rates[run.preset] = min(rate_losses, key=lambda rate: rate_losses[rate])
         progress.note(f"{run.preset}: best rate {best:g}, held-out loss {rate_losses[best]:.4g}")
-    return {
-        name: min(rate_losses, key=lambda rate: rate_losses[rate])
-        for name, rate_losses in losses.items()
-    }
+    return rates
 
 
 def tuning_loss(run: RunSettings, prepared: Prepared, progress: Progress | None = None) -> float:

@@ -207,7 +207,7 @@ def saving(folder: AnyPath) -> Iterator[Path]:
         yield temporary
 
 
-def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path | None:
+def continued(folder: RunFolder, name: str, *, observed: bool) -> Path | None:
     """Find the checkpoint to resume from: the newest whole one of this run.
 
     JSON lines of later steps are removed. If a line is damaged or lost, training starts from the
