@@ -105,9 +105,8 @@ def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> No
     """Write short names at both sides, and a line wherever the layer changes."""
     layer_first = r"^layers\.(\d+)\.(attention\.)?"
     short = [re.sub(layer_first, r"\1 ", plain_math(name)) for name in names]
-    changes = [
-        index for index, pair in enumerate(itertools.pairwise(layers), 1) if len({*pair}) > 1
-    ]
+    pairs = enumerate(itertools.pairwise(layers), 1)
+    changes = [index for index, (before, after) in pairs if before != after]
     indices, size = list(range(len(names))), 9 if len(names) <= 40 else 7
     if many := len(names) > LABELS:
         indices, size = _apart([0, *changes], len(names) / LABELS), 9

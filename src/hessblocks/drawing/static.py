@@ -160,10 +160,11 @@ def _draw_panel(
             _draw_guide(axis, series)
         else:
             _draw_series(axis, panel, series, order, looks)
-    symlog = panel.y_scale == "symlog" and panel.limits
-    axis.set_yscale(panel.y_scale, **({"linthresh": -3 * panel.limits[0]} if symlog else {}))
-    if panel.limits:
-        axis.set_ylim(panel.limits)
+    limits = panel.limits
+    options = {"linthresh": -3 * limits[0]} if limits and panel.y_scale == "symlog" else {}
+    axis.set_yscale(panel.y_scale, **options)
+    if limits:
+        axis.set_ylim(limits)
         axis.yaxis.set_minor_formatter(NullFormatter())
     if panel.y_scale == "linear":
         # a common factor or summand of the numbers would stand in the title

@@ -165,9 +165,8 @@ class PiecewiseHessian(abc.ABC):
 
     def _piece_block(self, row: Piece, column: Piece, part: Part) -> ExactOperator:
         self._check_autocast()
-        block: ExactOperator = self._blocks.get(
-            (row, column, part), lambda: self._made(row, column, part)
-        )
+        key = (row, column, part)
+        block: ExactOperator = self._blocks.get(key, lambda: self._made(*key))
         return block
 
     def _check_autocast(self) -> None:
@@ -201,6 +200,9 @@ class PiecewiseHessian(abc.ABC):
             terms = [*outer.terms, *functional.terms]
         else:
             terms = self.terms(row, column, part)
+        return self._sum(terms, row, column, part)
+
+    def _sum(self, terms: Terms, row: Piece, column: Piece, part: Part) -> KroneckerSum:
         return KroneckerSum(
             terms,
             row_shape=row.shape,
