@@ -384,7 +384,6 @@ class _Rounding(Ledger):
         self._held = []
 
     def draws(self) -> Draws:
-        """Return the products."""
         self.settle()
         unmet = next(
             (c.tap for c, norm in zip(self._changes, self._norms[1], strict=True) if not norm), None

@@ -93,9 +93,6 @@ class Bill(Tabular, Mapping[str, Price]):
     def __post_init__(self) -> None:
         """Note the model's state."""
         object.__setattr__(self, "fingerprint", checksums(self.problem.weights.values()))
-        self._note_around()
-
-    def _note_around(self) -> None:
         object.__setattr__(self, "around", _around(self.problem))
 
     @cached_property
@@ -213,7 +210,8 @@ class Bill(Tabular, Mapping[str, Price]):
             )
         changes = [[self.changes[name] for name in names] for names in sets]
         result = measure(problem, forecasts, changes, held_out=held_out is not None)
-        self._note_around()  # a pass may have changed state of the model, such as a hook's list
+        # a pass may have changed state of the model, such as a hook's list
+        object.__setattr__(self, "around", _around(self.problem))
         return result
 
     def together(

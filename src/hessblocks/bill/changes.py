@@ -218,27 +218,28 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
         )
     tables = _tables(where) if isinstance(where, nn.Module) else set()
     fitting = {edit.how: _fitting(edit, places, tables) for edit in edits}
-    if isinstance(where, nn.Module) and any(edit.format for edit in edits):
-        _check_rows(where)
+    modules = where.modules() if isinstance(where, nn.Module) else ()
+    if any(edit.format for edit in edits) and any(isinstance(m, Conv1D) for m in modules):
+        raise ArgumentError(
+            "change_each: this model (GPT-2) stores its weights transposed, which no storage "
+            "format does; give hb.rounded instead"
+        )
     changes = {}
     for place in dict.fromkeys(place for by_place in fitting.values() for place in by_place):
         for edit in edits:
             if views := fitting[edit.how].get(place):
                 name = f"{place}, {edit.how}"
-                changes[name] = _change(name, place, edit, views)
+                new = dict.fromkeys((view.parameter for view in views), edit)
+                changes[name] = _change(name, place, views, new)
     return changes
 
 
-def _change(name: str, place: str, edit: Edit | None, views: Views) -> Change:
-    count = edit.bytes if edit else None
-    return Change(
-        name=name,
-        place=place,
-        how=edit.how if edit else "changed",
-        bytes=sum(count(view.shape) for view in views) if count else None,
-        views=views,
-        new=dict.fromkeys((view.parameter for view in views), edit) if edit else {},
-    )
+def _change(name: str, place: str, views: Views, new: Mapping[str, New]) -> Change:
+    change = Change(name=name, place=place, how="changed", bytes=None, views=views, new=new)
+    if (edit := change.edit) is None:
+        return change
+    size = sum(edit.bytes(view.shape) for view in views) if edit.bytes else None
+    return replace(change, how=edit.how, bytes=size)
 
 
 def _fitting(edit: Edit, places: Mapping[str, Views], tables: Collection[str]) -> dict[str, Views]:
@@ -258,15 +259,6 @@ def _fitting(edit: Edit, places: Mapping[str, Views], tables: Collection[str]) -
             f"change_each: the format {edit.how} fits no weight; their shapes are {shapes}"
         )
     return fitting
-
-
-def _check_rows(model: nn.Module) -> None:
-    """Refuse models whose weights are stored (inputs, outputs)."""
-    if any(isinstance(module, Conv1D) for module in model.modules()):
-        raise ArgumentError(
-            "change_each: this model (GPT-2) stores its weights transposed, which no storage "
-            "format does; give hb.rounded instead"
-        )
 
 
 def _matrices(model: nn.Module, *, tables: bool = False) -> dict[str, Views]:
@@ -338,10 +330,8 @@ def _own(problem: Problem, name: str, new: Any) -> Change:
     new = {key if key in parameters else plain_name(key): value for key, value in new.items()}
     for parameter in new:
         _check_parameter(problem, name, parameter)
-    edits = {value if isinstance(value, Edit) else None for value in new.values()}
-    edit = edits.pop() if len(edits) == 1 else None
     views = tuple(whole(parameter, parameters[parameter]) for parameter in new)
-    return replace(_change(name, ", ".join(new), edit, views), new=new)
+    return _change(name, ", ".join(new), views, new)
 
 
 def _check_parameter(problem: Problem, change: str, name: str) -> None:

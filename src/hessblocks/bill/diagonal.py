@@ -33,13 +33,7 @@ class Diagonal(Ledger):
     fewest, most = 2, 2  # gradients held: the last one, and a new one
 
     def __init__(
-        self,
-        problem: Problem,
-        names: Iterable[str],
-        *,
-        samples: int,
-        seed: int,
-        moments: bool = False,
+        self, problem: Problem, names: Iterable[str], *, samples: int, seed: int, moments: bool
     ) -> None:
         """Draw the samples.
 

@@ -22,13 +22,7 @@ from hessblocks.bill.activations import rounding
 from hessblocks.bill.changes import Change
 from hessblocks.bill.draws import parts_of
 from hessblocks.bill.prices import Price, ratio_estimate
-from hessblocks.curvature import (
-    Batch,
-    BatchLoss,
-    CrossEntropy,
-    Problem,
-    make_plan,
-)
+from hessblocks.curvature import Batch, BatchLoss, CrossEntropy, Problem, make_plan
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import Estimate, working_dtype
 from hessblocks.storage import Tabular
@@ -205,7 +199,7 @@ class DivergenceFrom:
         parameters: Mapping[str, Float[Tensor, "..."]],
         most_parts: int,
     ) -> None:
-        self._problem, self._batch = problem, batch
+        self.problem, self._batch = problem, batch
         logits, loss = self._logits(parameters)
         several = most_parts if isinstance(loss, CrossEntropy) else 1
         self._parts: list[tuple[Tensor | None, BatchLoss, Tensor, Tensor, float]] = []
@@ -234,7 +228,7 @@ class DivergenceFrom:
         Returns:
             The sums of the first part at each share, then those of the next.
         """
-        with rounding(self._problem, changes):
+        with rounding(self.problem, changes):
             logits, _ = self._logits(parameters)
         sums = []
         for indices, loss, before, gradient, total in self._parts:
@@ -244,7 +238,7 @@ class DivergenceFrom:
         return sums
 
     def _logits(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, BatchLoss]:
-        readout, loss = self._problem.forward(self._batch, parameters, twice=False)
+        readout, loss = self.problem.forward(self._batch, parameters, twice=False)
         return readout.hidden, loss
 
 

@@ -213,20 +213,16 @@ def without_ruling_pieces(
         further = further_squares(problem, rounded, rows[piece], draws, seed=seed)
         with problem.computing(), torch.no_grad():
             before = DivergenceFrom(problem, rows[piece], problem.parameters, 1)
-
-            def cost(columns: Sequence[int], t: float = 1.0, before: Any = before) -> float:
-                parts = [_rounded(rounded[c], t) for c in columns]
-                total: float = before.divergences(problem.parameters, parts)[0]
-                return total / problem.valid / t**2
-
             for columns, least in kinds:
-                part = further[columns] / 2
+                part, chosen = further[columns] / 2, [rounded[c] for c in columns]
                 quadratic = float(part.sum())
                 if quadratic <= least * draws.shares[piece]:
                     continue
-                measured = cost(columns)
+                measured = float(_costs(before, chosen, 1.0)) / problem.valid
                 beyond = quadratic > ActivationPrice.limits[0] * draws.shares[piece]
-                if beyond or (quadratic > FAR * measured and cost(columns, TINY) > FAR * measured):
+                far = FAR * measured
+                flips = quadratic > far and _costs(before, chosen, TINY) / problem.valid > far
+                if beyond or flips:
                     samples = (draws.pieces == piece).nonzero()
                     for values in (squares, shaped):
                         values[samples, torch.tensor(columns)] = part * (2 * measured / quadratic)
@@ -293,21 +289,13 @@ def with_growth(
         for piece in pieces:
             before = DivergenceFrom(problem, rows[piece], problem.parameters, most_parts)
             counted += sum(before.counts)
-
-            def costs(
-                columns: Sequence[int], t: float, steps: Sequence[float], before: Any = before
-            ) -> Tensor:
-                parts, shares = [_rounded(rounded[c], t) for c in columns], [s**0.5 for s in steps]
-                sums = before.divergences(problem.parameters, parts, shares)
-                return torch.tensor(sums, dtype=torch.float64).view(-1, len(steps)) / t**2
-
-            wholes = [costs(columns, 1.0, STEPS) for columns in dearest]
-            tenths = [
-                costs(columns, TINY, STEPS[:1]) if far else whole[:, :1]
-                for columns, far, whole in zip(dearest, beyond, wholes, strict=True)
-            ]
-            pairs = zip(tenths, wholes, strict=True)
-            several.append(torch.stack([torch.cat(pair, 1) for pair in pairs], 1))
+            costs = []
+            for columns, far in zip(dearest, beyond, strict=True):
+                chosen = [rounded[c] for c in columns]
+                whole = _costs(before, chosen, 1.0, STEPS)
+                tenth = _costs(before, chosen, TINY, STEPS[:1]) if far else whole[:, :1]
+                costs.append(torch.cat([tenth, whole], 1))
+            several.append(torch.stack(costs, 1))
     if not (windows := torch.cat(several)).isfinite().all():
         raise RunError(NOT_FINITE)
     steps = torch.tensor(STEPS, dtype=torch.float64)
@@ -355,20 +343,26 @@ def _parts(problem: Problem, change: Change, shares: Sequence[float]) -> Iterato
     """Make shares of a change; of a storage format, packing once for all passes."""
     if change.format:
         change = replace(change, new=dict(change.made(problem.parameters)))
-    return (_scaled(change, t) for t in shares)
 
-
-def _scaled(change: Change, t: float) -> Change:
-    """Make the share t of a change."""
-    if t == 1.0:
-        return change
-
-    def part(name: str, value: New) -> New:
+    def part(name: str, value: New, t: float) -> New:
         single = replace(change, new={name: value})
         return lambda old: torch.lerp(old, dict(single.made({name: old}))[name], t)
 
-    new = {name: part(name, value) for name, value in change.new.items()}
-    return replace(change, new=new, noted={})
+    for t in shares:
+        new = {name: part(name, value, t) for name, value in change.new.items()}
+        yield change if t == 1.0 else replace(change, new=new, noted={})
+
+
+def _costs(
+    before: DivergenceFrom,
+    changes: Iterable[ActivationChange],
+    t: float,
+    steps: Sequence[float] = (1.0,),
+) -> Tensor:
+    """Measure the share t of roundings, over t²: each part of a piece at squares of shares."""
+    parts, shares = [_rounded(change, t) for change in changes], [step**0.5 for step in steps]
+    sums = before.divergences(before.problem.parameters, parts, shares)
+    return torch.tensor(sums, dtype=torch.float64).view(-1, len(steps)) / t**2
 
 
 def _rounded(change: ActivationChange, t: float) -> ActivationChange:

@@ -39,7 +39,8 @@ class BlockPart:
             hint = _hints(cls)[field.name]
             fitting = typing.get_args(hint) or (hint,)
             for slot in fitting:
-                if _is_part(slot) and not isinstance(value, fitting):
+                is_part = isinstance(slot, type) and issubclass(slot, BlockPart)
+                if is_part and not isinstance(value, fitting):
                     parts = sorted(part.__name__ for part in BlockPart.kinds(slot).values())
                     raise ArgumentError(
                         f"{name}: expected one of hessblocks.blocks' {', '.join(parts)}, got "
@@ -61,8 +62,10 @@ class BlockPart:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert the part to JSON values: its kind and its fields."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {"kind": self.kind} | {
-            field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)
+            name: value.to_dict() if isinstance(value, BlockPart) else value
+            for name, value in values.items()
         }
 
     @staticmethod
@@ -77,7 +80,11 @@ class BlockPart:
         """
         kind = str(values.get("kind"))
         check_name("kind of part", kind, BlockPart._by_kind)
-        fields = {name: _part(value) for name, value in values.items() if name != "kind"}
+        fields = {
+            name: BlockPart.from_dict(value) if isinstance(value, dict) else value
+            for name, value in values.items()
+            if name != "kind"
+        }
         part = BlockPart._by_kind[kind]
         _check_fields(part, fields)
         return part(**fields)
@@ -118,10 +125,6 @@ def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _is_part(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, BlockPart)
-
-
 def finite(default: float, *, optional: bool = False) -> Any:
     """Declare a field for a finite number, or None if `optional`."""
     metadata = {"above": -math.inf, "optional": optional, "words": ()}
@@ -147,11 +150,3 @@ def one_of(*choices: str, default: str = "") -> Any:
 def _is_finite(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value)
-
-
-def _plain(value: Any) -> Any:
-    return value.to_dict() if isinstance(value, BlockPart) else value
-
-
-def _part(value: Any) -> Any:
-    return BlockPart.from_dict(value) if isinstance(value, dict) else value

@@ -279,11 +279,7 @@ def _score_zeros(block: BlockFields) -> list[str]:
 
 
 def _zeros_of(block: BlockFields) -> dict[str, tuple[list[str], list[str]]]:
-    """List factors of each branch's output that are zero at initialisation, by slot.
-
-    Returns:
-        Two lists per branch: factors inside the sub-block, and the branch's norm and gain.
-    """
+    """List by slot what is zero at first of a branch's output: inside it, and its norm and gain."""
     values = _zeros(block.attention, ("value", "first_value"))[:1]
     attention = values + _zeros(block.attention, ("projection",)) + _zero_mixing(block)
     inside = {"attention_branch": attention, "mlp_branch": _zeros(block.mlp, ("input", "output"))}

@@ -216,10 +216,8 @@ class DenseLinear(nn.Linear, Tied):
     def reset_parameters(self) -> None:
         """Set the initial value again."""
         part = self._part
-        by_width = part.gain * self.in_features**-0.5
-        self._initialise(
-            self.weight, part.init, by_width if part.std == FAN_IN else float(part.std)
-        )
+        std = part.gain * self.in_features**-0.5 if part.std == FAN_IN else float(part.std)
+        self._initialise(self.weight, part.init, std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _add_other_commands(word: str = "") -> None:
+def _add_other_commands(word: str) -> None:
     """Add the commands of other distributions, unless the user asked for one of ours."""
     if word in OWN:
         return

@@ -230,9 +230,8 @@ def _batches(texts: Iterable[Text]) -> Iterator[list[str]]:
     pieces = (p for text in texts for p in itertools.chain(pieces_of(text), [END_OF_TEXT]))
     parts, counted = itertools.tee(itertools.chain.from_iterable(map(slices_of, pieces)))
     characters = itertools.accumulate(map(len, counted))
-    for _, batch in itertools.groupby(
-        zip(parts, characters, strict=True), lambda p: p[1] // _BATCH
-    ):
+    pairs = zip(parts, characters, strict=True)
+    for _, batch in itertools.groupby(pairs, lambda pair: pair[1] // _BATCH):
         yield [part for part, _ in batch]
 
 

@@ -35,10 +35,7 @@ class CorpusWarning(UserWarning):
     """Warning that a corpus differs from the requested one."""
 
 
-def load_corpus(
-    path: AnyPath | None = None,
-    vocabulary: int = DEFAULT_VOCABULARY,
-) -> Corpus:
+def load_corpus(path: AnyPath | None = None, vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
     """Load Python code of the standard library, or text of the user; built once, then cached.
 
     Args:
@@ -122,14 +119,11 @@ def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
                 f"--data: {source.name} has too little text (UTF-8) to train on and to hold some "
                 "out; is it binary or empty? Give text or code."
             )
+    texts = {split: files for split, files in texts.items() if files}
     contents = {
         "split": "end of each file" if source.by_tail else "by file",
         "left_out": sum(map(len, source.splits.values())) - sum(counts.values()),
-        **write_corpus(
-            folder,
-            {split: files for split, files in texts.items() if files},
-            vocabulary,
-        ),
+        **write_corpus(folder, texts, vocabulary),
     }
     if fingerprint(source.root, source.paths) != source.fingerprint:
         raise RunError(f"--data: {source.name} was changed while it was read; start again.")
@@ -210,7 +204,8 @@ def standard_library() -> Source:
             "library; give text of your own with --data PATH."
         )
     splits = split_by_file(library) | {"test-domain": _held_out([p for p in paths if is_test(p)])}
-    return _source("python-code", root, paths, splits)
+    digest = fingerprint(root, paths)
+    return Source(name="python-code", root=root, paths=paths, splits=splits, fingerprint=digest)
 
 
 def user_files(path: AnyPath) -> Source:
@@ -240,8 +235,14 @@ def user_files(path: AnyPath) -> Source:
         if root != path and not begins_as_text(path):  # before the whole file is hashed
             raise _no_text(printable(path.resolve().name))
         splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else split_by_file(paths)
-        links = len(names) - len(paths)
-        return _source(printable(path.resolve().name), root, paths, splits, links)
+        return Source(
+            name=printable(path.resolve().name),
+            root=root,
+            paths=paths,
+            splits=splits,
+            fingerprint=fingerprint(root, paths),
+            links=len(names) - len(paths),
+        )
     except OSError as error:
         raise _unreadable(error.filename or path, error) from error
 
@@ -254,17 +255,6 @@ def _unreadable(path: Path | str, error: OSError) -> ArgumentError:
     return ArgumentError(
         f"--data: {path} cannot be read ({error.strerror}); change its permissions or leave it out."
     )
-
-
-def _source(
-    name: str,
-    root: Path,
-    paths: Sequence[str],
-    splits: dict[str, tuple[str, ...]],
-    links: int | None = None,
-) -> Source:
-    digest = fingerprint(root, paths)
-    return Source(name=name, root=root, paths=paths, splits=splits, fingerprint=digest, links=links)
 
 
 def python_files(root: AnyPath) -> list[str]:

@@ -81,11 +81,7 @@ def _colour(axis: Axes, norms: np.ndarray, label: str, shrink: float = 1.0) -> N
 
 
 def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
-    """Colour blocks that are zero or not significantly different from it; add a note below.
-
-    Returns:
-        Whether there are such blocks.
-    """
+    """Colour blocks that are zero or not told from it, with a note; tell whether there are any."""
     patches = []
     for marked, colour, words in (
         (norms == 0, ZERO, "exactly zero"),
@@ -107,10 +103,10 @@ def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
 
 def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> None:
     """Write short names at both sides, and a line wherever the layer changes."""
-    short = [short_name(name) for name in names]
-    changes = [
-        index for index, pair in enumerate(itertools.pairwise(layers), 1) if len({*pair}) > 1
-    ]
+    layer_first = r"^layers\.(\d+)\.(attention\.)?"
+    short = [re.sub(layer_first, r"\1 ", plain_math(name)) for name in names]
+    pairs = enumerate(itertools.pairwise(layers), 1)
+    changes = [index for index, (before, after) in pairs if before != after]
     indices, size = list(range(len(names))), 9 if len(names) <= 40 else 7
     if many := len(names) > LABELS:
         indices, size = _apart([0, *changes], len(names) / LABELS), 9
@@ -128,11 +124,6 @@ def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> No
     for index in changes:
         axis.axhline(index - 0.5, color="white", linewidth=0.5 if many else 1.4)
         axis.axvline(index - 0.5, color="white", linewidth=0.5 if many else 1.4)
-
-
-def short_name(name: str) -> str:
-    """Return a short name of a group that begins with the number of its layer."""
-    return re.sub(r"^layers\.(\d+)\.(attention\.)?", r"\1 ", plain_math(name))
 
 
 def _apart(indices: Sequence[int], least: float) -> list[int]:

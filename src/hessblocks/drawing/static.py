@@ -160,7 +160,12 @@ def _draw_panel(
             _draw_guide(axis, series)
         else:
             _draw_series(axis, panel, series, order, looks)
-    set_scale(axis, "y", panel.y_scale, panel.limits)
+    limits = panel.limits
+    options = {"linthresh": -3 * limits[0]} if limits and panel.y_scale == "symlog" else {}
+    axis.set_yscale(panel.y_scale, **options)
+    if limits:
+        axis.set_ylim(limits)
+        axis.yaxis.set_minor_formatter(NullFormatter())
     if panel.y_scale == "linear":
         # a common factor or summand of the numbers would stand in the title
         formatter = axis.yaxis.get_major_formatter()
@@ -194,24 +199,6 @@ def _few_ticks(axis: Axes, values: Collection[float]) -> None:
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_minor_formatter(NullFormatter())
-
-
-def set_scale(
-    axis: Axes, which: str, scale: figures.Scaling, limits: tuple[float, float] | None = None
-) -> None:
-    """Scale the x or y axis, within limits if given; minor ticks have no numbers.
-
-    Args:
-        axis: axes of matplotlib.
-        which: x or y.
-        scale: scaling of the axis.
-        limits: both ends of the axis; for symlog as `log_axis` computes them.
-    """
-    options = {"linthresh": -3 * limits[0]} if scale == "symlog" and limits else {}
-    getattr(axis, f"set_{which}scale")(scale, **options)
-    if limits:
-        axis.set(**{f"{which}lim": limits})
-        getattr(axis, f"{which}axis").set_minor_formatter(NullFormatter())
 
 
 def _cut(names: Sequence[str], letters: int) -> list[str]:

@@ -90,9 +90,9 @@ class CurvatureRun:
         store, identity = storage.mended_store(self.folder), storage.identity_in(self.folder)
         records: dict[str, GroupRecord] = {}
         run = {"preset": self.name, "seed": self.settings.seed}
-        twice = not self.spending.samples or bool(self.spending.products or self.spending.steps)
-        loss = self.problem.value(twice=twice)
-        names = [*self.groups, *([WHOLE] if self._has_whole else [])]
+        spectral = bool(self.spending.products or self.spending.steps)
+        loss = self.problem.value(twice=spectral or not self.spending.samples)
+        names = [*self.groups, *([WHOLE] if spectral and WHOLE in self.subjects.units else [])]
         keys = {name: storage.group_key(identity, name) for name in names}
         costs = self._costs([name for name in names if store.get(keys[name]) is None])
         self._total = sum(costs.values())
@@ -139,11 +139,6 @@ class CurvatureRun:
     def groups(self) -> Mapping[str, curvature.ParameterGroup]:
         """Parameter groups to measure."""
         return self.subjects.groups
-
-    @property
-    def _has_whole(self) -> bool:
-        """True if eigenvalues or spectra of all groups together are measured."""
-        return WHOLE in self.subjects.units and bool(self.spending.products or self.spending.steps)
 
     def _check(self, record: Mapping[str, Any], loss: float) -> None:
         """Refuse a record of another model, by its loss; the digests did not differ."""

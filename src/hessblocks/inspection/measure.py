@@ -299,11 +299,7 @@ def _distinct(names: Sequence[str], sources: Sequence[opening.ModelSource]) -> l
 
 
 def _check_folder(out: Path) -> None:
-    """Refuse a folder with other contents than a run of `hessblocks signal`.
-
-    Raises:
-        ArgumentError: the folder has other contents, or a link.
-    """
+    """Refuse a folder with links, or with other contents than a run of `hessblocks signal`."""
     storage.refuse_links(out)
     try:
         empty = not out.exists() or all(path.name.startswith(".") for path in out.iterdir())

@@ -35,11 +35,7 @@ Tokens = dict[str, Shaped[Tensor, "sequences ..."]]
 
 
 def _check_sizes_are_used(sources: Sequence[ModelSource], settings: InspectionSettings) -> None:
-    """Refuse sizes of presets if there is no preset.
-
-    Raises:
-        ArgumentError: a size is not the default, and all models have their own sizes.
-    """
+    """Refuse sizes of presets if all models have their own sizes."""
     if any(isinstance(source, str) and source.startswith(PREFIX) for source in sources):
         return
     for name in OF_PRESETS:
@@ -100,7 +96,8 @@ def _fresh(
 ) -> tuple[Subject, Tokens]:
     """Build a preset at initialisation, with a vocabulary learnt from its text."""
     sizes = {key: getattr(settings, key) for key in ("width", "heads", "mlp_width")}
-    (name,), blocks = _read([name])
+    (name,), texts = read_blocks([name], "MODEL", [*PRESETS, *plain_names()])
+    blocks = {own: BlockConfig.from_dict(parse_json(text)) for own, text in texts}
     layers = [block(word, blocks, **sizes) for word in pattern_names(name)]
     corpus = None
     if not batch and settings.data != RANDOM:
@@ -204,28 +201,9 @@ def masked(batch: TokenBatch, subject: Subject, seed: int) -> Tokens:
 def _drawn(
     ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings, first: Sequence[int] = ()
 ) -> Tokens:
-    """Draw windows without replacement, the same for the same seed.
-
-    Args:
-        ids: token ids of the text.
-        name: name of the text, for the error.
-        settings: number and length of the windows, and the seed.
-        first: tokens that each window begins with.
-
-    Returns:
-        {"input_ids": (sequences, tokens)}.
-
-    Raises:
-        ArgumentError: the text has too few windows.
-    """
+    """Draw windows, each with the tokens `first` at its start, the same for the same seed."""
     windows = data.Windows(ids, settings.tokens, first)
     return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", name)}
-
-
-def _read(words: Sequence[str]) -> tuple[Sequence[str], dict[str, BlockConfig]]:
-    """Read names of blocks, and the blocks of names that are files."""
-    names, blocks = read_blocks(words, "MODEL", [*PRESETS, *plain_names()])
-    return names, {name: BlockConfig.from_dict(parse_json(text)) for name, text in blocks}
 
 
 def plain_names() -> list[str]:

@@ -326,14 +326,7 @@ class _Target:
 def _read_back(
     file: Path, chosen: Allocation, packed: Mapping[str, Any], target: _Target
 ) -> Mapping[str, Float[Tensor, "..."]]:
-    """Read the weights of a file, and compare each with what was packed, bit by bit.
-
-    Returns:
-        Parameter → its values.
-
-    Raises:
-        RunError: one differs.
-    """
+    """Read the weights of a file, and refuse one that is not what was packed, bit by bit."""
     plain = plain_model(chosen.model)
     if target.tensors:
         stored = export.read_gguf(file, target.tensors)

@@ -180,11 +180,7 @@ def _spectrum(subjects: Subjects, settings: CurvatureInspection) -> dict[str, in
 def _with_eigenvalues(
     spending: Spending, subjects: Subjects, settings: CurvatureInspection
 ) -> tuple[Spending, str]:
-    """Add the largest eigenvalues: the requested number, else three or as many as there are.
-
-    Returns:
-        The choice, and why it has no eigenvalues; empty if it has, or none were requested.
-    """
+    """Add the largest eigenvalues, by default three or as many as there are; or say why not."""
     smallest = min(unit.size for unit in subjects.units.values())
     count = min(EIGENVALUES, smallest) if settings.eigenvalues is None else settings.eigenvalues
     if count > smallest:

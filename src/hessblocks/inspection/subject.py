@@ -55,11 +55,6 @@ class Subject:
         size: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
         return size
 
-    @property
-    def context(self) -> int | None:
-        """Longest sequence in tokens; None if the model has no limit."""
-        return context_of(self.model)
-
     def encoded(
         self, documents: Sequence[Any], window: int, otherwise: str = ""
     ) -> Int[np.ndarray, " tokens"]:
@@ -92,10 +87,11 @@ class Subject:
         Raises:
             ArgumentError: they are longer.
         """
-        if self.context is not None and tokens > self.context:
+        context = context_of(self.model)
+        if context is not None and tokens > context:
             raise ArgumentError(
-                f"--tokens: {tokens} are longer than the context of {self.context} of {self.name}; "
-                f"add --tokens {self.context}."
+                f"--tokens: {tokens} are longer than the context of {context} of {self.name}; "
+                f"add --tokens {context}."
             )
 
     @property

@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
@@ -435,12 +434,3 @@ def reading(reader: Any) -> Iterator[None]:
 
     with patch.object(gguf, "GGUFReader", lambda *_: reader), names_once():
         yield
-
-
-def drop_quantization_config(model: PreTrainedModel) -> None:
-    """Mark a model that was read from a GGUF file as not quantised.
-
-    Its weights are float32 already, but transformers would refuse to save a "quantized" model.
-    """
-    if quantizer := getattr(model, "hf_quantizer", None):
-        quantizer.remove_quantization_config(model)

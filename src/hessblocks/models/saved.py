@@ -25,14 +25,7 @@ from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, HessblocksError, RunError, check_name
 from hessblocks.escape import printable
 from hessblocks.models.configuration import HessblocksConfig
-from hessblocks.models.gguf import (
-    check_gguf,
-    complete_config,
-    drop_quantization_config,
-    is_gguf,
-    reading,
-    stored_types,
-)
+from hessblocks.models.gguf import check_gguf, complete_config, is_gguf, reading, stored_types
 from hessblocks.models.gguf_tokenizer import follow_file
 from hessblocks.models.heads import TASKS
 from hessblocks.models.pretrained import check_complete
@@ -182,7 +175,9 @@ class Saved:
                 )
         if not self.gguf:
             _check_floats(self.source, self.location, model, report["unexpected_keys"])
-        drop_quantization_config(model)
+        # transformers would refuse to save a "quantized" model, although GGUF's is float32 by now
+        if quantizer := getattr(model, "hf_quantizer", None):
+            quantizer.remove_quantization_config(model)
         model.config.return_dict = True
         if types:
             model.config.stored_types = types

@@ -67,17 +67,13 @@ def write_signal_figures(folder: AnyPath) -> list[Path]:
     return written
 
 
-def _finite(row: SignalRow) -> float:
-    return row.value if row.value is not None and math.isfinite(row.value) else math.nan
-
-
 def _panel(title: str, y_label: str, scale: Scaling, rows: Iterable[SignalRow]) -> Panel:
     """Draw one line per model, with the values that the axis can show; inputs precede layer 0."""
     models: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
-        value = _finite(row)
-        if value > (0 if scale == "log" else -math.inf):  # NaN and −∞ are left out
-            models[row.model].append((0 if row.layer is None else row.layer + 1, value))
+        least = 0 if scale == "log" else -math.inf
+        if row.value is not None and least < row.value < math.inf:  # nor is NaN
+            models[row.model].append((0 if row.layer is None else row.layer + 1, row.value))
     last = max((x for points in models.values() for x, _ in points), default=0)
     series = tuple(
         Series(name=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points))

@@ -145,10 +145,7 @@ def gradient_norms(layers: list[nn.Module], loss: Float[Tensor, ""]) -> list[dic
     squares: list[dict[str, float]] = [defaultdict(float) for _ in layers]
     for (index, name, _), gradient in zip(named, gradients, strict=True):
         size = 0.0 if gradient is None else float(gradient.double().square().sum())
-        squares[index][_role(name)] += size
+        module = name.rpartition(".")[0]
+        known = (role for role, names in ROLES.items() if re.fullmatch(names, module))
+        squares[index][next(known, module)] += size
     return [{role: square**0.5 for role, square in of_layer.items()} for of_layer in squares]
-
-
-def _role(parameter: str) -> str:
-    module = parameter.rpartition(".")[0]
-    return next((role for role, names in ROLES.items() if re.fullmatch(names, module)), module)

@@ -311,16 +311,7 @@ def _attention(layer: nn.Module) -> nn.Module | None:
 def _mixing(
     call: ModuleCall | None, signals: tuple[HeadSignal, ...] | str, real: Tensor
 ) -> tuple[tuple[HeadSignal, ...], str]:
-    """Complete the heads of a layer, and the reason why values of them are None.
-
-    Args:
-        call: call of an attention with a method `matrix`; None if there is none.
-        signals: heads of its softmax, or the reason why they could not be measured.
-        real: False at padding.
-
-    Returns:
-        The heads, and the reason or an empty string.
-    """
+    """Complete heads by the call of an attention with `matrix`; say why values are None."""
     heads, reason = ((), signals) if isinstance(signals, str) else (signals, "")
     if any(head.second_moment is None for head in heads):
         reason = "its keys are made of other vectors than its input"

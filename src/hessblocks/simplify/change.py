@@ -238,16 +238,7 @@ class _Pair:
             self._output = output + self.module.mlp_branch.gain * (now - before)
 
     def _refit(self, name: str, inputs: Tensor, stream: Any = None) -> Refit:
-        """Prepare the refit of an output matrix.
-
-        Args:
-            name: the projection or the MLP's output matrix.
-            inputs: its inputs in the changed model.
-            stream: the changed model's state that its branch adds to; None: the layer's input.
-
-        Returns:
-            Its normal equations, with the original's states as targets.
-        """
+        """Fit an output matrix to the original's states; the MLP's branch adds to `stream`."""
         at, first = self.at, name == PROJECTION
         branch = at.layer.attention_branch if first else at.layer.mlp_branch
         after, now = (self.middle, at.stream) if first else (self.after, stream)

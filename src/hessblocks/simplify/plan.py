@@ -110,7 +110,13 @@ def priced_plan(
         saved, forecast = saved + parameters, forecast + cost
         layers[number].change = change
     changes = {n: layer.change for n, layer in layers.items() if layer.change != LayerChange()}
-    _keep_attention(model, changes)
+    attending = [n for n, block in enumerate(model.config.blocks) if block.attends]
+    left = [changes.get(n, LayerChange()) for n in attending]
+    if all(change.layer or change.attention != "kept" for change in left):
+        raise ArgumentError(
+            "save: this share would remove the attention of every layer; give a smaller one, or "
+            "other --kinds"
+        )
     return Plan(changes=changes, forecast=forecast)
 
 
@@ -164,17 +170,6 @@ class _Layer:
         parts = change.numbers.items()
         cost = sum(self._costs[kind] * (n / self._priced.get(kind, 1)) ** 2 for kind, n in parts)
         return cost, sum(self._saved[kind] * n for kind, n in parts)
-
-
-def _keep_attention(model: HessblocksForCausalLM, changes: Mapping[int, LayerChange]) -> None:
-    """Refuse a plan that leaves no attention."""
-    attending = [n for n, block in enumerate(model.config.blocks) if block.attends]
-    left = [changes.get(n, LayerChange()) for n in attending]
-    if all(change.layer or change.attention != "kept" for change in left):
-        raise ArgumentError(
-            "save: this share would remove the attention of every layer; give a smaller one, or "
-            "other --kinds"
-        )
 
 
 def _goal(model: HessblocksForCausalLM, save: float) -> float:

@@ -137,7 +137,7 @@ def _key_key(head: HeadTokens, row: str, column: str) -> Terms:
     if not _wide(head):
         third = head.third_moment(head.carried_x, factor * head.carried_x)
         return [_between(head, row, column, third, symmetric=True)]
-    by_key = factor * _sum_by_key(head, head.score_gradient, head.queries, head.queries)
+    by_key = factor * _sum_by_key(head.score_gradient, head.queries, head.queries)
     mean = head.average(head.carried_x)
     first = factor * head.respond_along(head.carried_x)
     # the moment is central: what the mean adds is of rank two per token
@@ -170,7 +170,7 @@ def _value_key(head: HeadTokens, row: str, column: str) -> Terms:
         return [_between(head, row, column, second)]
     if not _wide(head):
         return [_between(head, row, column, head.second_moment, symmetric=True)]
-    by_key = factor * _sum_by_key(head, head.slope, head.value_gradient, head.queries)
+    by_key = factor * _sum_by_key(head.slope, head.value_gradient, head.queries)
     terms = [_by_key(head, by_key)]
     if head.softmax:
         mean = (head.average(head.carried_x), False)
@@ -260,12 +260,8 @@ def _bent_keys(head: HeadTokens, bent: Float[Tensor, "keys S S"], row: str, colu
     return total.flatten(2).flatten(0, 1)
 
 
-def _sum_by_key(head: HeadTokens, weights: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Sum weight left rightᵀ over queries for each key, (B·L, E, U).
-
-    Returns:
-        The sums, from weights (B, Q, L), left (N, E) and right (N, U).
-    """
+def _sum_by_key(weights: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Sum weight left rightᵀ over queries: (B, Q, L), (N, E), (N, U) give (B·L, E, U)."""
     pairs = (left[:, :, None] * right[:, None, :]).flatten(1)
     summed = (weights.mT @ pairs.view(*weights.shape[:2], -1)).flatten(0, 1)
     return summed.view(-1, left.shape[1], right.shape[1])

@@ -222,13 +222,7 @@ class HeadTokens(HeadVectors):
     def _gathered(
         self, count: int, weighting: Callable[[slice], Tensor], carried: Carried
     ) -> Tensor:
-        """Sum weighting_j carried_j over the keys, (N, count, E).
-
-        The weightings (B, q, count, L) are made chunk by chunk.
-
-        Returns:
-            The sums, one per query.
-        """
+        """Sum weighting_j carried_j over the keys, (N, count, E), in chunks (B, q, count, L)."""
         sequences, queries = self.attention.shape[:2]
         if not isinstance(carried, Tensor):
             width = carried(slice(1)).shape[3]

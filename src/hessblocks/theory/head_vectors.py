@@ -259,7 +259,7 @@ class HeadVectors(AttentionSetting):
         return queries if self._turned is None else self._turned.turn(queries)
 
     def toward_query(
-        self, rows: Float[Tensor, "N *rows K"], group: str = "query"
+        self, rows: Float[Tensor, "N *rows K"], group: str
     ) -> Float[Tensor, "N *rows S"]:
         """Pull derivatives by the final query back to W_Qᵀ x, or to the norm's parameters."""
         if self._turned is not None:

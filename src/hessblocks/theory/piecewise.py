@@ -165,9 +165,8 @@ class PiecewiseHessian(abc.ABC):
 
     def _piece_block(self, row: Piece, column: Piece, part: Part) -> ExactOperator:
         self._check_autocast()
-        block: ExactOperator = self._blocks.get(
-            (row, column, part), lambda: self._made(row, column, part)
-        )
+        key = (row, column, part)
+        block: ExactOperator = self._blocks.get(key, lambda: self._made(*key))
         return block
 
     def _check_autocast(self) -> None:

@@ -101,9 +101,7 @@ def tuned_rates(
         At least three runs per block, each as long as a run of the comparison.
     """
     seeded = replace(settings, seeds=(TUNING_SEED,)).runs()
-    losses = {
-        name: dict(rate_losses) for name, rate_losses in storage.read_tuning(folder.path).items()
-    }
+    losses = storage.read_tuning(folder.path)
     middle = MIDDLE[settings.training.optimiser]
     todo = [run for run in seeded if next_rate(losses.get(run.preset, {}), middle) is not None]
     if todo:
@@ -113,6 +111,7 @@ def tuned_rates(
             f"{5 * updates:,} updates; the runs that count take "
             f"{len(settings.seeds) * len(seeded) * settings.training.steps:,}"
         )
+    rates = {}
     for run in seeded:
         rate_losses = losses.setdefault(run.preset, {})
         while (rate := next_rate(rate_losses, middle)) is not None:
@@ -121,12 +120,9 @@ def tuned_rates(
             with progress.stage("tuning", f"{run.preset}, rate {rate:g}", training.steps):
                 rate_losses[rate] = tuning_loss(brief, prepared, progress)
             storage.write_tuning(folder.path, TUNING_SEED, losses)
-        best = min(rate_losses, key=lambda rate: rate_losses[rate])
+        best = rates[run.preset] = min(rate_losses, key=lambda rate: rate_losses[rate])
         progress.note(f"{run.preset}: best rate {best:g}, held-out loss {rate_losses[best]:.4g}")
-    return {
-        name: min(rate_losses, key=lambda rate: rate_losses[rate])
-        for name, rate_losses in losses.items()
-    }
+    return rates
 
 
 def tuning_loss(run: RunSettings, prepared: Prepared, progress: Progress | None = None) -> float:

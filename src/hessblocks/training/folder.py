@@ -207,7 +207,7 @@ def saving(folder: AnyPath) -> Iterator[Path]:
         yield temporary
 
 
-def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path | None:
+def continued(folder: RunFolder, name: str, *, observed: bool) -> Path | None:
     """Find the checkpoint to resume from: the newest whole one of this run.
 
     JSON lines of later steps are removed. If a line is damaged or lost, training starts from the
@@ -304,12 +304,7 @@ def _by_step(folder: Path) -> list[Path]:
     return sorted(checkpoints, key=_step_of, reverse=True)
 
 
-def save_model(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    folder: RunFolder,
-    **progress: Any,
-) -> None:
+def save_model(model: PreTrainedModel, tokenizer: Any, folder: RunFolder, **progress: Any) -> None:
     """Save model and tokeniser in the run's folder as Hugging Face reads them, or not at all.
 
     Args:

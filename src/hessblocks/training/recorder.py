@@ -1,6 +1,5 @@
 """Record losses and costs during training, and end training at a divergence."""
 
-import gc
 import math
 import time
 from collections.abc import Callable
@@ -80,13 +79,6 @@ def sequence_flops(model: PreTrainedModel, context: int) -> int:
         model(input_ids=tokens, labels=tokens).loss.backward()
     count: int = counter.get_total_flops()
     return count
-
-
-def reset_peak() -> None:
-    """Free unused memory of CUDA, and measure the peak from here on."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
 
 
 class Recorder(TrainerCallback):

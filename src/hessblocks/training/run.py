@@ -1,5 +1,6 @@
 """Train a run in its folder, and measure curvature before and after."""
 
+import gc
 import importlib
 import math
 import statistics
@@ -21,7 +22,7 @@ from hessblocks.settings import CurvatureSettings, RunSettings
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
 from hessblocks.training.following import Observer, line_files, map_rows
 from hessblocks.training.preparation import Prepared
-from hessblocks.training.recorder import Recorder, reset_peak, update_flops
+from hessblocks.training.recorder import Recorder, update_flops
 from hessblocks.training.trainer import make_trainer, tokenizer_of
 
 
@@ -69,7 +70,10 @@ class Run:
         if not self._done.issuperset(wanted) and not self._diverged:
             storage.warn_of_another_environment(self.folder.environment)
         if "begun" not in self._done:
-            self._record(self._counts())
+            outline = self.prepared.outline(self.settings.preset)
+            count = sum(parameter.numel() for parameter in outline.parameters())
+            flops = update_flops(self.settings, self.corpus.vocab_size)
+            self._record(self._rows("exact", {("parameters", ""): count, ("flops", ""): flops}))
         if curvature and "mapped-initial" not in self._done:
             with self.progress.stage("curvature before", self.name):
                 model = self.prepared.build(self.settings.preset, self.settings.seed)
@@ -123,13 +127,6 @@ class Run:
             for (quantity, stage), value in values.items()
         ]
 
-    def _counts(self) -> ResultRows:
-        """Count the parameters, and the floating-point operations of an update."""
-        outline = self.prepared.outline(self.settings.preset)
-        count = sum(parameter.numel() for parameter in outline.parameters())
-        flops = update_flops(self.settings, self.corpus.vocab_size)
-        return self._rows("exact", {("parameters", ""): count, ("flops", ""): flops})
-
     def _map(self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str) -> None:
         self._record(map_rows(model, self.settings, curvature, self.corpus, stage))
 
@@ -179,7 +176,9 @@ class Run:
         model = self.prepared.build(settings.preset, settings.seed)
         trainer = make_trainer(model, settings, self.corpus, self.folder.checkpoints)
         if settings.device == "cuda":
-            reset_peak()
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         try:
             recorder.record(trainer, *([observer] if settings.observation.any else []))
         finally:

@@ -318,7 +318,7 @@ def make_trainer(
     windows: Any = held_out(corpus, settings)
     trainer = RunTrainer(
         model=model,
-        args=run_arguments(settings, folder, len(windows)),
+        args=run_arguments(settings, folder),
         train_dataset=corpus.windows("train", settings.model.context),
         eval_dataset=windows,
     )
@@ -354,15 +354,12 @@ def spread(size: int, count: int) -> list[int]:
     return [index * size // count for index in range(count)]
 
 
-def run_arguments(
-    settings: RunSettings, folder: AnyPath, sequences: int, **fields: Any
-) -> TrainingArguments:
+def run_arguments(settings: RunSettings, folder: AnyPath, **fields: Any) -> TrainingArguments:
     """Translate the settings of a run into arguments of transformers.
 
     Args:
         settings: settings of the run.
         folder: folder of the checkpoints.
-        sequences: number of sequences of each validation loss.
         **fields: further fields of `transformers.TrainingArguments`.
 
     Returns:

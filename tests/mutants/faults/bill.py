@@ -140,7 +140,7 @@ FAULTS = (
     fault("outputs that saturate have the bar of their quadratic", "$error.hypot($missing) => $error",
           "test_the_bar_of_the_dearest_edit_covers_what_it_was_measured_to_miss",
           within="with_growth"),
-    fault("outputs that saturate are forecast as if they did not", "costs($a, TINY, $b) if far else $c => $c",
+    fault("outputs that saturate are forecast as if they did not", "_costs($a, $b, TINY, $c) if far else $d => $d",
           "test_beyond_trust_a_forecast_saturates_as_the_outputs_do", within="with_growth"),
     fault("outputs that grow faster are extrapolated", "reached.clamp(0, 1) => reached",
           "test_where_outputs_grow_faster_the_bar_tells_and_the_forecast_stays", within="with_growth"),

@@ -137,7 +137,7 @@ def _pretrain(settings: Pretraining, corpus: Corpus, folder: Path) -> Mapping[st
 
     with quiet(), tempfile.TemporaryDirectory() as unused:
         model = settings.model()
-        arguments = training.run_arguments(run, Path(unused), len(windows), adam_epsilon=EPSILON)
+        arguments = training.run_arguments(run, Path(unused), adam_epsilon=EPSILON)
         trainer = MaskedTrainer(
             model=model,
             args=arguments,

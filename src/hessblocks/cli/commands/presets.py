@@ -10,11 +10,7 @@ from hessblocks.settings import PresetSizes
 VARIANT = "a variant, fields in brackets: hessblocks compare --presets 'pre-ln,sas[mlp.gated=true]'"
 
 
-def presets(
-    *,
-    sizes: PresetSizes,
-    screen: options.Screen,
-) -> None:
+def presets(*, sizes: PresetSizes, screen: options.Screen) -> None:
     """List the blocks, what each removes, and their size, without allocating any weights."""
     sizes.check_heads(checks.PRESETS)
     from hessblocks.blocks import PRESETS

@@ -25,12 +25,7 @@ from hessblocks.report import (
     write_report,
 )
 from hessblocks.settings import DataSettings, SharedSettings
-from hessblocks.storage import (
-    COMMAND,
-    load_results,
-    read_object,
-    write_json,
-)
+from hessblocks.storage import COMMAND, load_results, read_object, write_json
 
 
 def carry_out(
