@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,24 @@ class Allocation(Tabular):
         return f"{self.total.bits:.3g} bits on average ({listed}); {self.total}"
 
 
+def check_budget(**budgets: float | None) -> float:
+    """Check that exactly one of several budgets is given.
+
+    Returns:
+        The budget.
+
+    Raises:
+        ArgumentError: none or several are given, or one is not a number.
+    """
+    given = {name: value for name, value in budgets.items() if value is not None}
+    for name, value in given.items():
+        if not isinstance(value, Real):
+            raise ArgumentError(f"{name}: expected a number, got {value!r}")
+    if len(given) != 1 or math.isnan(budget := next(iter(given.values()))):
+        raise ArgumentError("allocate: give exactly one of bits=, bytes= and nats=, as a number")
+    return budget
+
+
 def allocate(
     prices: Sequence[Price],
     *,
@@ -185,9 +204,7 @@ def allocate(
 
     Source: Everett (1963).
     """
-    budgets = [budget for budget in (bits, bytes, nats) if budget is not None]
-    if len(budgets) != 1 or math.isnan(budgets[0]):
-        raise ArgumentError("allocate: give exactly one of bits=, bytes= and nats=, as a number")
+    budget = check_budget(bits=bits, bytes=bytes, nats=nats)
     places: dict[str, list[Price]] = {}
     for price in prices:
         places.setdefault(price.place, []).append(price)
@@ -199,7 +216,7 @@ def allocate(
     steps = [after for _, after in sorted(pairs, key=lambda pair: _gain(*pair), reverse=True)]
     if nats is None:
         entries, least = sum(price.size for price in fewest.values()), _stored(fewest)
-        limit = budgets[0] if bits is None else bits * entries / 8
+        limit = budget if bits is None else bits * entries / 8
         if least > limit and bits is not None:
             raise ArgumentError(
                 f"bits: expected at least {8 * least / entries:.3g}, the fewest that were priced"
@@ -212,7 +229,7 @@ def allocate(
         filled = (_filled(start, steps, limit) for start in (fewest, *_uniform(places, limit)))
         return tuple(min(filled, key=_total).values())
     chosen, missing = dict(fewest), iter(steps)
-    while _total(chosen) > budgets[0]:
+    while _total(chosen) > budget:
         after = next(missing, None)
         if after is None:
             least = _total(chosen)

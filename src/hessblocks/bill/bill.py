@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.bill.activations import ActivationPrice, activations_of, clash, draw_activations
-from hessblocks.bill.allocation import Allocation, allocate
+from hessblocks.bill.allocation import Allocation, allocate, check_budget
 from hessblocks.bill.changes import Change, New, change_each, checked_changes
 from hessblocks.bill.diagonal import Diagonal
 from hessblocks.bill.draws import Draws, draw
@@ -274,11 +273,9 @@ class Bill(Tabular, Mapping[str, Price]):
         Source: Everett (1963): steps along the convex hull of cost against size, the most useful
             first.
         """
-        for name, value in {"bits": bits, "bytes": bytes, "nats": nats, "costs": costs}.items():
-            kind = Mapping if name == "costs" else Real
-            if value is not None and not isinstance(value, kind):
-                expected = "a number" if kind is Real else "numbers by name of change"
-                raise ArgumentError(f"{name}: expected {expected}, got {value!r}")
+        check_budget(bits=bits, bytes=bytes, nats=nats)
+        if costs is not None and not isinstance(costs, Mapping):
+            raise ArgumentError(f"costs: expected numbers by name of change, got {costs!r}")
         prices = [price for price in self.values() if price.bytes is not None]
         if costs is not None:
             prices = [_at_cost(price, costs) for price in prices]
@@ -595,8 +592,9 @@ def quantise(
         >>> found.bits <= 6, {price.how for price in found.choices} <= {"mlx:2", "mlx:4", "mlx:8"}
         (True, True)
     """
+    check_budget(bits=bits, bytes=bytes, nats=nats)
     problem = data if isinstance(data, Problem) else Problem(model, data)
     changes = change_each(model, *map(in_format, formats))
     if bits is not None:
-        bytes, bits = bits * sum(p.numel() for p in model.parameters()) / 8, None
+        bytes = bits * sum(p.numel() for p in model.parameters()) / 8
     return price(problem, changes, samples, seed).allocate(bytes=bytes, nats=nats)

@@ -217,7 +217,9 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
             f"names {'; '.join(hows)}; call change_each once per edit, and rename the changes"
         )
     tables = _tables(where) if isinstance(where, nn.Module) else set()
-    fitting = {edit.how: _fitting(edit, places, tables) for edit in edits}
+    # a place must be the same in all formats
+    siblings = [names for edit in edits if edit.format for names in edit.format.siblings]
+    fitting = {edit.how: _fitting(edit, places, tables, siblings) for edit in edits}
     modules = where.modules() if isinstance(where, nn.Module) else ()
     if any(edit.format for edit in edits) and any(isinstance(m, Conv1D) for m in modules):
         raise ArgumentError(
@@ -242,14 +244,19 @@ def _change(name: str, place: str, views: Views, new: Mapping[str, New]) -> Chan
     return replace(change, how=edit.how, bytes=size)
 
 
-def _fitting(edit: Edit, places: Mapping[str, Views], tables: Collection[str]) -> dict[str, Views]:
+def _fitting(
+    edit: Edit,
+    places: Mapping[str, Views],
+    tables: Collection[str],
+    siblings: Iterable[Collection[str]],
+) -> dict[str, Views]:
     """Select the places that an edit can be made in, and join those that its runtime fuses."""
     if edit.format is None:
         return {place: views for place, views in places.items() if place not in tables}
     fitting: dict[str, Views] = {}
     for place, views in places.items():
         parent, _, name = place.removesuffix(".weight").rpartition(".")
-        fused = next((names for names in edit.format.siblings if name in names), ())
+        fused = next((names for names in siblings if name in names), ())
         joined = [f"{parent}.{s}.weight" for s in fused if f"{parent}.{s}.weight" in places]
         if all(edit.format.fits(view.shape) for key in joined or [place] for view in places[key]):
             fitting[", ".join(joined) or place] = sum((places[key] for key in joined), ()) or views

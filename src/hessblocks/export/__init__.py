@@ -1,6 +1,6 @@
 """Write quantised models: GGUF files, and folders of transformers with quantised weights."""
 
-from hessblocks.export.folders import FOLDERS, write_folder
+from hessblocks.export.folders import FOLDERS, check_linear, write_folder
 from hessblocks.export.gguf_file import (
     GgufHeader,
     gguf_tensors,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxtyping import Shaped
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from hessblocks.errors import check_name
+from hessblocks.errors import ArgumentError, check_name
 from hessblocks.storage import atomic_folder
 from hessblocks.tensor_formats import GROUP, library
 
@@ -38,10 +38,12 @@ def write_folder(
         kind: a name in `FOLDERS`.
 
     Raises:
-        ArgumentError: the package of `kind` is not installed.
+        ArgumentError: the package of `kind` is not installed, or it has no module for one of
+            `bits`, such as an embedding or fused experts.
         RunError: the folder cannot be written.
     """
     check_name("--to", kind, FOLDERS)
+    check_linear(model, bits, kind)
     stored = {}
     for name, parameter in model.named_parameters():
         rows = packed.get(name, parameter.detach().float().cpu().contiguous())
@@ -58,6 +60,23 @@ def write_folder(
             model.generation_config.save_pretrained(temporary)
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
+
+
+def check_linear(model: nn.Module, names: Iterable[str], kind: str) -> None:
+    """Check that parameters are weights of linear modules, which alone a folder quantises.
+
+    Raises:
+        ArgumentError: one is not; it would be written, and not be read.
+    """
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    for name in names:
+        module = model.get_submodule(name.rpartition(".")[0])
+        if not isinstance(module, nn.Linear) or id(module.weight) in tables:
+            raise ArgumentError(
+                f"{kind}: it stores the weights of linear modules alone in fewer bits, and "
+                f"{name!r} is none or is tied to an embedding; leave its changes out, or write a "
+                ".gguf file"
+            )
 
 
 def _compressed_tensors(

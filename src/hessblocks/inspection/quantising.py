@@ -38,7 +38,7 @@ from hessblocks.models import load_saved
 from hessblocks.progress import Progress
 from hessblocks.settings import BUDGETS, SIZES, WRITTEN, QuantisingSettings, make
 from hessblocks.statistics import mean_and_error
-from hessblocks.tensor_formats import FUSED, KINDS, MIXES, as_rows, formats, library, mix
+from hessblocks.tensor_formats import KINDS, MIXES, as_rows, formats, library, mix
 from hessblocks.training import claimed, resolve_device
 
 FORMATS = {**SIZES, "gguf": tuple(f"gguf:{kind}" for kind in KINDS)}
@@ -131,6 +131,7 @@ def measure_quantise(
             if finish:
                 finish(folder)
             return {**before, "out": str(folder)}
+        (folder / "summary.json").unlink(missing_ok=True)  # of another file
         files = 2 if settings.size_of else 3  # this one, and the mixes beside it
         passes = files * 2 * settings.check / settings.sequences  # before and after, for each
         places = [folder, *others]
@@ -228,11 +229,11 @@ def _changes(model: Any, to: str) -> dict[str, Change]:
     if {form.name for form in fitting} <= {"bf16"}:
         widths = sorted({shape[-1] for shape in shapes})
         raise ArgumentError(f"--to {to}: none of its formats fits rows of {widths} entries.")
-    if to != "gguf":  # a place must be the same in all formats
-        fitting = [replace(form, siblings=FUSED) for form in fitting]
     changes = change_each(model, *map(in_format, fitting))
     if to == "gguf":
         return changes
+    stacked = [name for name, p in model.named_parameters() if p.ndim > 2]
+    export.check_linear(model, stacked, f"--to {to}")
     ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     end_names = {name for name, p in model.named_parameters() if any(p is end for end in ends)}
     return {n: c for n, c in changes.items() if c.how == "bf16" or not end_names & {*c.new}}

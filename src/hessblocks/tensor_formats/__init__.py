@@ -2,7 +2,7 @@
 
 from hessblocks.errors import choice_of
 from hessblocks.tensor_formats.floats import FLOATS
-from hessblocks.tensor_formats.format import FUSED, Format, as_rows, library
+from hessblocks.tensor_formats.format import Format, as_rows, library
 from hessblocks.tensor_formats.integers import GROUP, INTEGERS
 from hessblocks.tensor_formats.llama import KINDS, LLAMA, MIXES, mix
 
