@@ -198,4 +198,5 @@ def _matrix_gram(first: TokenMatrices, second: TokenMatrices) -> Tensor:
     lefts: Tensor = torch.tensordot(first.left, second.left, dims=([2], [2]))  # (N, C, M, C')
     if first.left is first.right and second.left is second.right:
         return lefts.square().sum((1, 3))
-    return (lefts * torch.tensordot(first.right, second.right, dims=([2], [2]))).sum((1, 3))
+    rights: Tensor = torch.tensordot(first.right, second.right, dims=([2], [2]))
+    return (lefts * rights).sum((1, 3))
