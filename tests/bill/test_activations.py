@@ -905,6 +905,17 @@ def test_text_of_less_than_a_block_is_refused() -> None:
         bill.check(2, text())
 
 
+def test_a_head_of_zeros_costs_nothing() -> None:
+    model = built()
+    layer: Any = model.model.layers[0]
+    with torch.no_grad():
+        layer.attention.value.weight[:8] = 0  # head 0 of 2
+    bill = hb.price(hb.Problem(model, text()), hb.cache_changes(model, values=3, heads=True))
+    first, second, *_ = bill.values()
+    assert (first.forecast.value, first.relative_size, first.trusted) == (0.0, 0.0, True)
+    assert second.forecast.value > 0
+
+
 def test_a_module_that_runs_twice_or_never_is_refused() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -919,5 +930,5 @@ def test_a_module_that_runs_twice_or_never_is_refused() -> None:
     problem = hb.Problem(model, (torch.randn(8, 4), torch.randint(4, (8,))), "classification")
     with pytest.raises(ArgumentError, match="more than once in a pass"):
         hb.price(problem, hb.activation_changes(model, "twice"))
-    with pytest.raises(ArgumentError, match="is 0 or unused in these batches"):
+    with pytest.raises(ArgumentError, match="is unused in these batches"):
         hb.price(problem, hb.activation_changes(model, "never"))

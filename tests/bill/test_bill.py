@@ -524,6 +524,14 @@ REFUSED: dict[str, tuple[Callable[[hb.Problem], Any], str]] = {
         "expected a tensor of real numbers",
     ),
     "frozen": (lambda p: hb.price(p, {"a": {"2.bias": fine}}), "'2.bias' is frozen"),
+    "two budgets": (
+        lambda p: hb.quantise(p.model, p, ["gguf:Q4_0"], bits=8, bytes=10.0),
+        "give exactly one of bits=, bytes= and nats=",
+    ),
+    "budget in words": (
+        lambda p: hb.quantise(p.model, p, ["gguf:Q4_0"], bits="8"),  # type: ignore[arg-type]
+        "bits: expected a number, got '8'",
+    ),
     "one sample": (lambda p: hb.price(p, {"a": {"0.bias": fine}}, samples=1), "at least 2"),
     "no seed": (lambda p: hb.price(p, {"a": {"0.bias": fine}}, seed=0.5), "whole number"),  # type: ignore[arg-type]
     "no changes": (lambda p: hb.price(p, {}), "at least one"),

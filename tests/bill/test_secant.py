@@ -216,6 +216,39 @@ def test_a_change_that_changes_nothing_is_free_and_trusted():
     assert price.forecast.value == 0
 
 
+def test_no_rounded_activation_is_trusted_where_experts_are_chosen():
+    for model, trusted in ((mixtral(2), False), (mixtral(8), True)):
+        changes = hb.activation_changes(model, "*.o_proj", bits=8)
+        bill = hb.price(hb.Problem(model, text(0)), changes)
+        assert {price.trusted for price in bill.values()} == {trusted}
+        assert bill.sum().trusted is trusted
+
+
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.PrecisionWarning")
+def test_a_share_that_half_precision_cannot_hold_tells_nothing():
+    for dtype in (torch.bfloat16, torch.float32):
+        model = mixtral(8).to(torch.bfloat16).to(dtype)
+        changes = hb.change_each(model, hb.in_format("fp8-e4m3"))
+        some = {name: change for name, change in changes.items() if "layers.0" in name}
+        bill = hb.price(hb.Problem(model, text(0)), some)
+        assert all(price.trusted for price in bill.values())
+
+
+def test_a_check_of_what_moves_nothing_has_no_ratio():
+    rows = torch.zeros(64, 1)
+    rows[40:] = 1
+    model = mixtral(8)
+    some = {"input_ids": torch.randint(40, 64, (8, 12))}
+    new = {"model.embed_tokens.weight": lambda old: old + 0.02 * rows}
+    bill = hb.price(hb.Problem(model, some), {"rows": new}, 8)
+    other = {"input_ids": torch.randint(3, 40, (8, 12))}
+    said = str(bill.check("rows", other))
+    assert "median ratio forecast/measured inf" in said
+    assert "0 % from 0.8 to 1.25, the worst among the trusted inf" in said
+    nothing = hb.price(hb.Problem(model, some), {"same": {"lm_head.weight": lambda old: old}}, 8)
+    assert "none moved a logit" in str(nothing.check("same"))
+
+
 def test_a_check_tells_how_many_are_near_and_the_worst_that_is_trusted():
     check = bill_of(mixtral(8), (3, 4)).check(10, text(1))
     rows = check.to_rows()

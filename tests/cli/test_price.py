@@ -593,3 +593,4 @@ def test_a_cache_is_priced_head_by_head_with_a_recipe(
     outcome = shell(*given[:-1], tmp_path / "inputs", "--activations", "4,8", "--check", "0")
     assert outcome.status == 0, outcome.errors
     assert len(rows(tmp_path / "inputs" / "bill.csv")) == 2 * 7 * 2
+    assert json.loads((tmp_path / "inputs" / "summary.json").read_text())["what"] == "inputs"

@@ -390,12 +390,34 @@ def test_a_call_that_was_stopped_after_the_file_goes_on_and_another_file_is_left
     assert "lies in FILE" in sentence(inside)
 
 
+def test_a_stopped_call_for_another_file_does_not_end_with_the_numbers_of_the_first(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    out, calls = tmp_path / "out", []
+    for name, size in (("first.gguf", "Q4_0"), ("second.gguf", "Q8_0")):
+        calls.append([*words(place, str(tmp_path / name))[:-1], out, "--size-of", size])
+    assert shell(*calls[0]).status == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(hb.Bill, "together", stop)
+        assert shell(*calls[1]).status != 0
+    outcome = shell(*calls[1])
+    assert outcome.status == 0, outcome.errors
+    summary = read_object(out / "summary.json")
+    assert summary["file"] == str(tmp_path / "second.gguf")
+    assert summary["files"][0]["bits"] > 8
+
+
 def test_what_no_sample_reaches_does_not_end_the_call_after_the_file(
     shell: Shell, place: Path, tmp_path: Path
 ) -> None:
     short = ["2" if word == "16" else word for word in words(place, str(tmp_path / "x.gguf"))]
-    outcome = shell(*short[:-1], tmp_path / "out", "--bits", "9")
+    outcome = shell(*short[:-1], tmp_path / "out", "--bits", "9", "--json")
     assert outcome.status == 0, outcome.errors
+    for text in (outcome.output, (tmp_path / "out" / "summary.json").read_text()):
+        json.loads(text, parse_constant=pytest.fail)  # NaN is no JSON
     assert (tmp_path / "out" / "report.html").exists()
 
 

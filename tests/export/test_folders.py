@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 import hessblocks as hb
 from hessblocks import export
+from hessblocks.errors import ArgumentError
 from hessblocks.tensor_formats import as_rows
 
 OPEN = """
@@ -59,6 +60,25 @@ def test_a_folder_opens_in_a_process_without_hessblocks(kind: str, tmp_path: Pat
     assert torch.allclose(torch.load(tmp_path / "logits.pt"), expected, atol=1e-6)
     stored = (tmp_path / "out" / "model.safetensors").stat().st_size
     assert 0 <= stored - chosen.bytes < 700 * sum(1 for _ in model.parameters())
+
+
+def test_only_linear_modules_are_stored_in_fewer_bits(tmp_path: Path) -> None:
+    """Others would be written, and not be read."""
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=64,
+    )  # fmt: skip
+    model, ids = LlamaForCausalLM(config), torch.randint(64, (8, 8))
+    chosen = hb.quantise(
+        model, {"input_ids": ids}, [*FORMATS["compressed-tensors"], "bf16"], bits=9
+    )
+    hows = {price.place: price.how for price in chosen.choices}
+    assert hows["model.embed_tokens.weight"] == "bf16"
+    assert any(place.count(",") == 2 and how != "bf16" for place, how in hows.items())
+    bits = {"model.embed_tokens.weight": 4}
+    with pytest.raises(ArgumentError, match=r"'model.embed_tokens.weight' is none"):
+        export.write_folder(tmp_path / "out", model, None, {}, bits, "compressed-tensors")
+    assert not (tmp_path / "out").exists()
 
 
 def test_stacked_matrices_keep_their_axes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, QuantizedCache
 
 import hessblocks as hb
-from hessblocks.inspection.caches import cache_sentences, recipes, runtime_words
+from hessblocks.inspection.caches import cache_sentences, head_map, recipes, runtime_words
 
 
 def test_a_recipe_counts_keys_and_values_by_their_entries() -> None:
@@ -48,6 +48,25 @@ def test_a_share_within_its_errors_is_not_told() -> None:
     assert "as much, within errors, with one per token" in told(0.4)
     assert "carries 32%" in told(0.04, exact=0.36)
     assert "no clear part" in told(0.08, exact=0.36)  # 1.5 joint errors
+
+
+def test_a_head_stands_at_its_own_layer() -> None:
+    """Layers of linear attention have no cache, and a layer may have fewer heads."""
+    places = {"model.layers.1.self_attn": (0,), "model.layers.3.self_attn": (0, 1)}
+    prices = {
+        f"{module} values head {head}": SimpleNamespace(
+            how="values, 3 bits per token",
+            place=f"{module} values head {head}",
+            forecast=SimpleNamespace(value=float(module[13]) + head / 10),
+        )
+        for module, heads in places.items()
+        for head in heads
+    }
+    bill: Any = prices
+    assert head_map(bill, 3) == {
+        "values per token, head 0": [None, 1.0, None, 3.0],
+        "values per token, head 1": [None, None, None, 3.1],
+    }
 
 
 @pytest.mark.slow

@@ -321,6 +321,7 @@ class _Rounding(Ledger):
         self._held: list[dict[str, Tensor]] = []
         self._parts: list[list[Tensor]] = [[] for _ in changes]  # of each head, for forecasts
         self._ends: list[int] = []  # last piece of each pass
+        self._met: set[str] = set()
         self._norms = torch.zeros(2, len(changes), dtype=torch.float64)
         self.rows: list[Batch] = []
 
@@ -359,6 +360,7 @@ class _Rounding(Ledger):
         if not self._held:  # no token of the pass counts
             return
         squares = torch.zeros(len(self._held), len(self._changes), dtype=torch.float64)
+        self._met |= self._inputs.keys()
         for tap, tensor in self._inputs.items():
             grids: dict[int, list[ActivationChange]] = {}
             for change in self._columns[tap]:
@@ -385,11 +387,8 @@ class _Rounding(Ledger):
 
     def draws(self) -> Draws:
         self.settle()
-        unmet = next(
-            (c.tap for c, norm in zip(self._changes, self._norms[1], strict=True) if not norm), None
-        )
-        if unmet is not None:
-            raise ArgumentError(f"changes: {unmet!r} is 0 or unused in these batches; leave it out")
+        if unmet := self._columns.keys() - self._met:
+            raise ArgumentError(f"changes: {min(unmet)!r} is unused in these batches; leave it out")
         self.pairs = [torch.zeros(0, len(self._changes), dtype=torch.float64)]
         draws = super().draws()
         grids = {tap: [*{c.grid: 0 for c in alike}] for tap, alike in self._columns.items()}
@@ -414,7 +413,7 @@ class _Rounding(Ledger):
 
     def relative_sizes(self) -> tuple[float, ...]:
         """Return ‖δ‖ / ‖x‖ of each change, over all passes."""
-        return tuple((self._norms[0] / self._norms[1]).sqrt().tolist())
+        return tuple((self._norms[0] / self._norms[1]).sqrt().nan_to_num(0.0).tolist())  # 0 / 0
 
 
 def _squares(x: Tensor) -> Float[Tensor, " G"]:

@@ -24,7 +24,13 @@ from hessblocks.bill.draws import Draws, draw
 from hessblocks.bill.edits import in_format
 from hessblocks.bill.measured import BillCheck, measure
 from hessblocks.bill.prices import Price, ratio_estimate, weight_of_full
-from hessblocks.bill.secant import secants, with_growth, without_ruling_pieces
+from hessblocks.bill.secant import (
+    FLIPS,
+    chooses,
+    secants,
+    with_growth,
+    without_ruling_pieces,
+)
 from hessblocks.curvature import (
     Form,
     ParameterGroup,
@@ -529,7 +535,10 @@ def price(
         draws, sizes, rows = draw_activations(problem, checked, samples=samples, seed=seed)
         draws = without_ruling_pieces(problem, checked, draws, rows, seed)
         draws = with_growth(problem, checked, draws, rows)  # of forecasts that no piece rules
-        return Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
+        flips = dict.fromkeys(named, FLIPS) if chooses(problem) else {}
+        return Bill(
+            problem=problem, changes=named, draws=draws, relative_sizes=sizes, secants=flips
+        )
     if form is None:
         form = "diagonal" if all(change.format for change in checked) else "mixture"
     check_name("form", form, FORMS)

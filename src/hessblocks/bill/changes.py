@@ -251,8 +251,10 @@ def _fitting(
     siblings: Iterable[Collection[str]],
 ) -> dict[str, Views]:
     """Select the places that an edit can be made in, and join those that its runtime fuses."""
+    if edit.format is None or not edit.format.tables:
+        places = {place: views for place, views in places.items() if place not in tables}
     if edit.format is None:
-        return {place: views for place, views in places.items() if place not in tables}
+        return dict(places)
     fitting: dict[str, Views] = {}
     for place, views in places.items():
         parent, _, name = place.removesuffix(".weight").rpartition(".")

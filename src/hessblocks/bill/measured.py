@@ -66,7 +66,7 @@ class BillCheck(Tabular):
                 "forecast_error": price.forecast.standard_error,
                 "measured": found.value,
                 "measured_error": found.standard_error,
-                "ratio": price.forecast.value / found.value if found.value else math.nan,
+                "ratio": _ratio(price.forecast.value, found.value),
                 "outside": price.outside,
             }
             for price, found in zip(self.forecasts, self.measured, strict=True)
@@ -75,19 +75,21 @@ class BillCheck(Tabular):
     def __str__(self) -> str:
         """Print ratios of forecast and measurement, and how many agree."""
         rows = [row for row in self.to_rows() if not math.isnan(row["ratio"])]
-        ratios = [row["ratio"] for row in rows] or [1.0]
+        ratios = [row["ratio"] for row in rows]
+        text = "held-out data" if self.held_out else "the bill's own data"
+        if not ratios:
+            return f"{len(self.measured)} changes on {text}: none moved a logit, as was forecast"
         near = sum(NEAR[0] <= ratio <= NEAR[1] for ratio in ratios) / len(ratios)
         trusted = [row["ratio"] for row in rows if not row["outside"]]
         worst = max(
             trusted, key=lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf, default=None
         )
-        text = "held-out data" if self.held_out else "the bill's own data"
         within = (f"{100 * self.within(errors):.0f} %" for errors in (1, 2, 3))
         return (
             f"{len(self.measured)} changes measured on {text}: median ratio forecast/measured "
             f"{median(ratios):.3g}, range {min(ratios):.3g} to {max(ratios):.3g}; "
             f"{100 * near:.0f} % from {NEAR[0]} to {NEAR[1]}, "
-            + ("none trusted" if worst is None else f"the worst among the trusted {worst:.3g}")
+            + (f"the worst among the trusted {worst:.3g}" if trusted else "none trusted")
             + f"; {', '.join(within)} within 1, 2, 3 standard errors"
         )
 
@@ -174,6 +176,13 @@ def measure(
         for column in sums.T
     )
     return BillCheck(forecasts=tuple(forecasts), measured=measured, held_out=held_out)
+
+
+def _ratio(forecast: float, measured: float) -> float:
+    """Divide; NaN if both are 0."""
+    if measured:
+        return forecast / measured
+    return math.inf if forecast else math.nan
 
 
 def _together(

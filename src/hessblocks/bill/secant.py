@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 SHARES = 1.0, 0.25
 """Shares t of a change at which its divergence is measured."""
+ROUGH = 8.0
+"""Relative size of a change, in units of ε, below which weights cannot hold a share of it."""
 BEYOND = 4.0
 """The same where the model makes choices: what flips there seldom flips at t = 1 on other text."""
 FAR = 2.0
@@ -46,6 +48,7 @@ FAR_WITH_CHOICES = 1.4
 """The same, and between forecast and K(1), on the whole text, where the model makes choices."""
 PASSES = 4
 """Passes over the text; each over a 32nd of it, or over a fourth where the model makes choices."""
+FLIPS = "the model makes choices, as routers do, which no forecast of rounded activations knows"
 NOT_MEASURED = "the way to it could not be measured"
 TINY = 0.1
 """Share of a rounding at which its divergence is measured on a piece that rules a forecast."""
@@ -142,22 +145,27 @@ def secants(
     unmeasured = dict.fromkeys(trusted, NOT_MEASURED)
     if problem.sharded or problem.processes.shard:  # no process has all weights or all rows
         return unmeasured if choosing else {}
-    shares = (*SHARES, BEYOND) if choosing else SHARES
+    every = (*SHARES, BEYOND) if choosing else SHARES
+    eps = max(torch.finfo(p.dtype).eps for p in problem.parameters.values())
+    held = {name: prices[name].relative_size > ROUGH * eps for name in trusted}
+    shares = {name: every if held[name] else every[:1] for name in trusted}
     more = {"pieces": PASSES} if choosing else {"most_passes": PASSES}
     outside: dict[str, str] = {}
     while queues:
         alike = [edits.pop(next(iter(edits))) for edits in queues.values()]
         firsts = [names[0] for names in alike]
-        several = [prices[name] for name in firsts for _ in shares]
+        several = [prices[name] for name in firsts for _ in shares[name]]
         try:
-            sets = [[part] for name in firsts for part in _parts(problem, changes[name], shares)]
+            parts = (_parts(problem, changes[name], shares[name]) for name in firsts)
+            sets = [[part] for several_parts in parts for part in several_parts]
             found = measure(problem, several, sets, held_out=False, **more).measured
         except (ArgumentError, RunError):  # of a change that is random, or leaves the numbers
             return unmeasured
         passed = []
         for kind, names in zip(queues, alike, strict=True):
-            measured, found = found[: len(shares)], found[len(shares) :]
-            scaled = {t: m.value / t**2 for t, m in zip(shares, measured, strict=True)}
+            tried = shares[names[0]]
+            measured, found = found[: len(tried)], found[len(tried) :]
+            scaled = {t: m.value / t**2 for t, m in zip(tried, measured, strict=True)}
             rounds = changes[names[0]].format is not None
             reason = _reason(prices[names[0]].forecast.value, scaled, choosing, rounds)
             outside |= dict.fromkeys(names, reason) if reason else {}

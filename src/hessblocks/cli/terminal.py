@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hessblocks import report
+from hessblocks import report, storage
 from hessblocks.escape import printable, printable_lines
 from hessblocks.progress import Progress
 from hessblocks.statistics import Average
@@ -44,7 +44,7 @@ def show(
         width: width of a line, in characters, if the output is a file or a pipe.
     """
     if as_json:
-        print(json.dumps(described, allow_nan=False))
+        print(json.dumps(storage.finite(described), allow_nan=False))
         return
     screen = Console(highlight=False, markup=False, emoji=False)
     if not screen.is_terminal:

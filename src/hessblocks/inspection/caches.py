@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Literal
@@ -63,15 +64,17 @@ def recipes(bill: Bill, sets: Sets, bits: Sequence[int]) -> dict[str, tuple[str,
     return recipes
 
 
-def head_map(bill: Bill, bits: int) -> dict[str, list[float]]:
-    """Arrange forecasts of the cheaper grid: kind and head → nats a token, by layer."""
-    nats: dict[str, list[float]] = {}
+def head_map(bill: Bill, bits: int) -> dict[str, list[float | None]]:
+    """Arrange forecasts of the cheaper grid by layer: kind and head → nats a token, or None."""
+    nats: dict[str, dict[int, float]] = {}
     for kind, per in (("keys", "channel"), ("values", "token")):
         for price in bill.values():
             if price.how == f"{kind}, {bits} bits per {per}":
-                head = price.place.rpartition(f"{kind} ")[2]
-                nats.setdefault(f"{kind} per {per}, {head}", []).append(price.forecast.value)
-    return nats
+                module, _, head = price.place.rpartition(f" {kind} ")
+                layer = int((re.findall(r"\.(\d+)\.", module) or [0])[0])
+                nats.setdefault(f"{kind} per {per}, {head}", {})[layer] = price.forecast.value
+    depth = 1 + max((layer for row in nats.values() for layer in row), default=0)
+    return {name: [row.get(layer) for layer in range(depth)] for name, row in nats.items()}
 
 
 def cache_sentences(

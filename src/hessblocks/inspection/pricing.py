@@ -132,6 +132,8 @@ def measure_price(
             changes = change_each(groups, *edits.values())
         if rounding:
             changes = rounded_activations(model, settings)
+        if settings.activations and any(p.ndim > 2 for p in model.parameters()):
+            clauses.append("inputs of stacked matrices, as of experts, are not rounded")
     if moved:
         names = f"{', '.join(moved[:5])}{', …' * (len(moved) > 5)}"
         clauses = [f"the copy's {names} differ by up to {ROUNDED:.0%} too, which is in no number"]
@@ -165,7 +167,7 @@ def measure_price(
             summary |= {"changes": len(bill), "asked": settings.allocate}
             other = in_pieces(subject.model, held_out) if settings.check else None
             summary |= _summary(bill, other, settings, folder, progress)
-            storage.write_json(folder / "summary.json", summary)
+            storage.write_json(folder / "summary.json", storage.finite(summary))
         if finish:
             finish(folder)
     return {**summary, "out": str(folder)}
@@ -481,7 +483,10 @@ def _summary(
     form = "mixture" if weights_alone and bill.draws.scales is None else "diagonal"
     summary["form"] = "moments" if settings.against else form
     if settings.allocate is not None:
-        allocation = bill.allocate(bits=settings.allocate)
+        try:
+            allocation = bill.allocate(bits=settings.allocate)
+        except ArgumentError as error:
+            raise ArgumentError(str(error).replace("bits:", "--allocate:", 1)) from error
         allocation.save(folder / "allocation.csv")
         summary |= {"asked": settings.allocate, "bits": allocation.total.bits}
         sets["allocation"] = allocation.names
@@ -489,7 +494,8 @@ def _summary(
     else:
         (folder / "allocation.csv").unlink(missing_ok=True)
     if not weights_alone:
-        summary["what"] = "keys, values and inputs" if settings.activations else "keys and values"
+        cached = "keys, values and inputs" if settings.activations else "keys and values"
+        summary["what"] = cached if settings.cache else "inputs"
     if settings.cache:
         sets |= recipes(bill, sets, settings.cache)
     together = [bill.sum(names).to_rows()[0] for names in sets.values()]

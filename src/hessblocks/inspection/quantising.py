@@ -152,7 +152,7 @@ def measure_quantise(
         summary: dict[str, Any] = {"command": "quantise", "model": subject.name, "file": str(file)}
         summary |= {"told": told, "original": apart}
         summary |= _summary(bill, chosen, measured, target, other, file, folder, progress)
-        storage.write_json(folder / "summary.json", summary)
+        storage.write_json(folder / "summary.json", storage.finite(summary))
         if finish:
             finish(folder)
     return {**summary, "out": str(folder)}

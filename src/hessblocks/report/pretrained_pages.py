@@ -26,7 +26,8 @@ LAYER = re.compile(r"(?:^|\.)\d+\.(.+?)(?:\.weight)?$")
 
 def nats(row: Row, name: str = "forecast") -> str:
     """Format a number of a row with its standard error."""
-    return with_error(Average(value=row[name], standard_error=row[f"{name}_error"], seeds=1))
+    error = math.nan if row[f"{name}_error"] is None else row[f"{name}_error"]  # of no gradient
+    return with_error(Average(value=row[name], standard_error=error, seeds=1))
 
 
 def _trusted(row: Row) -> str:
@@ -60,7 +61,7 @@ def cost_figure(
                 name=name,
                 x=tuple(row[size] / (1e6 if size == "bytes" else 1) for row in shown),
                 y=tuple(row[kind] for row in shown),
-                error=tuple(row.get(f"{kind}_error", 0.0) for row in shown),
+                error=tuple(row.get(f"{kind}_error") or 0.0 for row in shown),
                 line="allocations" in name,
             )
         )
@@ -154,7 +155,7 @@ def price_headline(summary: Row) -> tuple[str, ...]:
     if shown[0]["measured"] is not None:
         measured = between.join(nats(row, "measured") for row in shown)
         first += f" Measured on other text: {measured}."
-    if any(row["outside"] for row in shown):
+    if any(row["outside"].startswith(("forecast", "weight")) for row in shown):
         first += (
             " Changes so large are beyond what forecasts can tell: rather trust what is measured."
         )
@@ -272,7 +273,7 @@ def quantise_headline(summary: Row) -> tuple[str, ...]:
         f"Standard files of {runtime} beside it (sizes of the tensors), measured: {beside}.",
         f"Embedding {summary['table'] or 'as it was'}; other weights: {counts}.",
     ]
-    errors = math.hypot(file["forecast_error"], file["measured_error"])
+    errors = math.hypot(file["forecast_error"] or 0.0, file["measured_error"])
     if file["measured"] > max(1.25 * file["forecast"], file["forecast"] + 2 * errors):
         ratio = file["measured"] / max(file["forecast"], 1e-300)
         sentences.insert(1, f"Trust what is measured: it is {ratio:.2g} times the forecast.")

@@ -128,7 +128,9 @@ def simplify_model(
         tests = {"the last tenth of the text": test}
         if also is not None:
             ids = _encoded(original, tokenizer, also)
-            tests[Path(str(settings.also)).name] = _tested(original, tokenizer, ids, settings)
+            tests[Path(str(settings.also)).name] = _tested(
+                original, tokenizer, ids, settings, "--also"
+            )
         if settings.to == "gguf":
             export.header_of(source, original, tokenizer)  # refuses what cannot be written
         even = settings.even and settings.save > 0
@@ -269,14 +271,14 @@ def _encoded(model: Any, tokenizer: Any, texts: Sequence[Any]) -> Any:
 
 
 def _tested(
-    model: Any, tokenizer: Any, ids: Any, settings: SimplifySettings
+    model: Any, tokenizer: Any, ids: Any, settings: SimplifySettings, option: str = "--data"
 ) -> Int[Tensor, "_ tokens"]:
     """Draw windows for the test: long ones, but at least as many as an error needs."""
     limit = models.context_of(model) or LONGEST
     length = max(2, min(LONGEST, limit, len(ids) // FEWEST_SEQUENCES))
     windows = Windows(ids, length, template_start(tokenizer, settings.bare))
     count = max(FEWEST_SEQUENCES, min(len(windows), -(-TESTED // length)))
-    return windows.drawn(count, settings.seed, "--data", "the text of the test").to(model.device)
+    return windows.drawn(count, settings.seed, option, "the text of the test").to(model.device)
 
 
 def _cost(

@@ -24,6 +24,7 @@ from hessblocks.storage.curvature_results import (
 from hessblocks.storage.files import (
     atomic_folder,
     atomic_path,
+    finite,
     json_text,
     parse_json,
     read_object,

@@ -3,11 +3,12 @@
 import contextlib
 import glob
 import json
+import math
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,15 @@ def write_json(path: Path, value: Any) -> None:
         RunError: the file cannot be written.
     """
     write_text(path, json_text(value))
+
+
+def finite(value: Any) -> Any:
+    """Replace numbers that are not finite by None, since JSON has no word for them."""
+    if isinstance(value, Mapping):
+        return {name: finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def json_text(value: Any) -> str:

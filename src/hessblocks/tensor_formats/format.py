@@ -57,6 +57,8 @@ class Format:
     """Whether a tensor of a shape can be stored."""
     siblings: tuple[tuple[str, ...], ...] = ()
     """Sets of modules of a layer that a runtime fuses, so that they need one format."""
+    tables: bool = True
+    """Whether a runtime reads embeddings, and matrices tied to them, that are stored so."""
 
     def rounded(
         self, weight: Float[Tensor, "... width"], importance: Float[Tensor, " width"] | None = None
