@@ -55,6 +55,17 @@ def test_no_number_stands_in_the_title(values: tuple[float, float], labels: set[
     assert labels <= {label.get_text() for label in axis.get_ticklabels()}
 
 
+def test_a_legend_of_long_names_fits_the_figure() -> None:
+    names = [f"a block of {number} layers without skips, values and norms" for number in range(9)]
+    series = tuple(Series(name=name, x=X, y=Y) for name in (*names, "sas"))
+    drawn = draw(replace(figure(), panels=(replace(figure().panels[0], series=series),)))
+    drawn.canvas.draw()
+    (legend,) = drawn.legends
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= drawn.bbox.width
+    assert len(legend.get_texts()) == 10
+
+
 def test_a_point_of_one_seed_has_no_bar_and_leaves_the_others_theirs() -> None:
     some = Series(name="sas", x=X, y=Y, error=(math.nan, 3.0))
     none = Series(name="sas", x=X, y=Y, error=(math.nan, math.nan))

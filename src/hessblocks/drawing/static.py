@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import style
+from matplotlib import rcParams, style
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawn
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from hessblocks import figures
@@ -30,7 +31,9 @@ X_LETTERS = 11
 LINE = 0.2
 """Height of a line of the caption, in inches."""
 LEGEND_INCHES = 2.2
-"""Width of an entry of the legend, in inches."""
+"""Least width of an entry of the legend, in inches."""
+LEGEND_SIZE = 9.5
+"""Size of the legend's letters, in points."""
 ALONE = figures.MARKS["parallel"]
 """Mark of a single series of bars, since black would be too dark."""
 MARKERS = 7
@@ -67,7 +70,7 @@ def draw(figure: figures.Figure, narrowest: float = NARROWEST) -> Drawn:
     caption = textwrap.wrap(figure.caption, int(width * LETTERS))
     title = textwrap.wrap(figure.title, int(width * LETTERS * 0.75))
     handles = _legend(figure, looks)
-    across = min(len(handles), int(width / LEGEND_INCHES)) or 1
+    across = _columns([str(handle.get_label()) for handle in handles], width)
     written = LINE * (len(caption) + 0.6)
     below = written + LINE * (1.2 * math.ceil(len(handles) / across) + 0.6)
     below += 1.6 * LINE if figure.shares != "none" else 0.0
@@ -92,7 +95,9 @@ def draw(figure: figures.Figure, narrowest: float = NARROWEST) -> Drawn:
         axis.set_visible(False)
     if handles:
         where: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, written / height)}
-        drawn.legend(handles=handles, ncols=across, borderaxespad=0.1, fontsize=9.5, **where)
+        drawn.legend(
+            handles=handles, ncols=across, borderaxespad=0.1, fontsize=LEGEND_SIZE, **where
+        )
     small: Any = {"va": "top", "fontsize": 9.5, "gid": "caption"}
     drawn.text(0.01, (written - 0.1 * LINE) / height, "\n".join(caption), **small)
     return drawn
@@ -124,6 +129,19 @@ def on_axes(ax: Axes | None, size: tuple[float, float]) -> tuple[Axes, Drawn]:
     figure = ax.get_figure(root=True)
     assert isinstance(figure, Drawn)
     return ax, figure
+
+
+def _columns(labels: Sequence[str], width: float) -> int:
+    """Count the columns of a legend that fit a width in inches; matplotlib fills columns."""
+    beside = sum(rcParams[f"legend.{name}"] for name in ("handlelength", "handletextpad"))
+    widths = [TextPath((0, 0), label, size=LEGEND_SIZE).get_extents().width for label in labels]
+    for count in range(min(len(labels), int(width / LEGEND_INCHES)), 1, -1):
+        each = math.ceil(len(labels) / count)
+        longest = [max(widths[n : n + each]) for n in range(0, len(labels), each)]
+        gaps = count * beside + (count - 1) * rcParams["legend.columnspacing"]
+        if sum(longest) + LEGEND_SIZE * gaps <= 72 * width:
+            return count
+    return 1
 
 
 def _legend(figure: figures.Figure, looks: Looks) -> list[Artist]:

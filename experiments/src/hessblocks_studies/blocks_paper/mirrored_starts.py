@@ -113,7 +113,7 @@ def summarise(rows: Rows) -> Summary:
         checks=[
             *(
                 runs.slower(
-                    name, "sas", f"a {start} looks-linear start does not make up for the MLP skip"
+                    name, "sas", f"the {start} looks-linear start does not make up for the MLP skip"
                 )
                 for name, start in zip(linear, STARTS, strict=True)
             ),
