@@ -280,7 +280,7 @@ class Bill(Tabular, Mapping[str, Price]):
             first.
         """
         check_budget(bits=bits, bytes=bytes, nats=nats)
-        if costs is not None and not isinstance(costs, Mapping):
+        if not isinstance(costs, Mapping | None):
             raise ArgumentError(f"costs: expected numbers by name of change, got {costs!r}")
         prices = [price for price in self.values() if price.bytes is not None]
         if costs is not None:

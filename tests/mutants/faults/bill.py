@@ -75,7 +75,7 @@ FAULTS = (
     fault("bill: the merge of another shape is taken", "$tensor.shape != $old.shape => False",
           "test_what_has_no_price_is_refused", within="_edited"),
     fault("bill: a budget may be no number", "math.isnan($x) => False",
-          "test_what_has_no_price_is_refused", within="allocate"),
+          "test_what_has_no_price_is_refused", within="check_budget"),
     fault("bill: a sum is compared with that of other data",
           "held_out is not None and any($x) => False",
           "test_what_has_no_price_is_refused", within="Bill.check"),
