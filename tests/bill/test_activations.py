@@ -932,3 +932,5 @@ def test_a_module_that_runs_twice_or_never_is_refused() -> None:
         hb.price(problem, hb.activation_changes(model, "twice"))
     with pytest.raises(ArgumentError, match="is unused in these batches"):
         hb.price(problem, hb.activation_changes(model, "never"))
+    with pytest.raises(ArgumentError, match="expected names, got 4; bits are named"):
+        hb.activation_changes(model, 4)  # type: ignore[arg-type]

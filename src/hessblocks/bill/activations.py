@@ -184,6 +184,10 @@ def activation_changes(
         if not isinstance(module, nn.Embedding)
     }
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ArgumentError(
+                f"patterns: expected names, got {pattern!r}; bits are named, bits=4"
+            )
         if not fnmatch.filter(widths, pattern):
             raise unknown_name("module", pattern, widths)
     changes = []
