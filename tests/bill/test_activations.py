@@ -906,7 +906,7 @@ def test_text_of_less_than_a_block_is_refused() -> None:
 
 
 def test_a_head_of_zeros_costs_nothing() -> None:
-    model = built()
+    model = built("pre-ln")
     layer: Any = model.model.layers[0]
     with torch.no_grad():
         layer.attention.value.weight[:8] = 0  # head 0 of 2
