@@ -5,7 +5,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import hessblocks as hb
-from hessblocks.inspection.subject import Subject
 from hessblocks.models.saved import context_of
 
 SIZES = {
@@ -45,6 +44,6 @@ def test_a_number_that_is_not_a_bound_does_not_count() -> None:
 def test_curvature_and_our_own_models_know_theirs() -> None:
     config = AutoConfig.for_model("roberta", **SIZES, is_decoder=True, max_position_embeddings=14)
     model = AutoModelForCausalLM.from_config(config)
-    assert Subject(name="roberta", model=model).context == 12
+    assert context_of(model) == 12
     ours = hb.build("sas-p", depth=1, width=16, heads=2, vocab_size=12, context=9)
-    assert Subject(name="sas-p", model=ours).context == 9
+    assert context_of(ours) == 9
