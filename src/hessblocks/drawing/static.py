@@ -133,7 +133,7 @@ def on_axes(ax: Axes | None, size: tuple[float, float]) -> tuple[Axes, Drawn]:
 
 def _columns(labels: Sequence[str], width: float) -> int:
     """Count the columns of a legend that fit a width in inches; matplotlib fills columns."""
-    beside = sum(rcParams[f"legend.{name}"] for name in ("handlelength", "handletextpad"))
+    beside = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"]
     widths = [TextPath((0, 0), label, size=LEGEND_SIZE).get_extents().width for label in labels]
     for count in range(min(len(labels), int(width / LEGEND_INCHES)), 1, -1):
         each = math.ceil(len(labels) / count)
