@@ -24,13 +24,7 @@ from hessblocks.bill.draws import Draws, draw
 from hessblocks.bill.edits import in_format
 from hessblocks.bill.measured import BillCheck, measure
 from hessblocks.bill.prices import Price, ratio_estimate, weight_of_full
-from hessblocks.bill.secant import (
-    FLIPS,
-    chooses,
-    secants,
-    with_growth,
-    without_ruling_pieces,
-)
+from hessblocks.bill.secant import FLIPS, chooses, secants, with_growth, without_ruling_pieces
 from hessblocks.curvature import (
     Form,
     ParameterGroup,

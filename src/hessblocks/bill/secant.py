@@ -147,8 +147,8 @@ def secants(
         return unmeasured if choosing else {}
     every = (*SHARES, BEYOND) if choosing else SHARES
     eps = max(torch.finfo(p.dtype).eps for p in problem.parameters.values())
-    held = {name: prices[name].relative_size > ROUGH * eps for name in trusted}
-    shares = {name: every if held[name] else every[:1] for name in trusted}
+    least = {n: 0.0 if prices[n].relative_size > ROUGH * eps else 1.0 for n in trusted}
+    shares = {name: [t for t in every if t >= least[name]] for name in trusted}
     more = {"pieces": PASSES} if choosing else {"most_passes": PASSES}
     outside: dict[str, str] = {}
     while queues:
@@ -156,8 +156,7 @@ def secants(
         firsts = [names[0] for names in alike]
         several = [prices[name] for name in firsts for _ in shares[name]]
         try:
-            parts = (_parts(problem, changes[name], shares[name]) for name in firsts)
-            sets = [[part] for several_parts in parts for part in several_parts]
+            sets = [[p] for n in firsts for p in _parts(problem, changes[n], shares[n])]
             found = measure(problem, several, sets, held_out=False, **more).measured
         except (ArgumentError, RunError):  # of a change that is random, or leaves the numbers
             return unmeasured

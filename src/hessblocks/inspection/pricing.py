@@ -212,12 +212,12 @@ def in_pieces(
 
 
 @contextmanager
-def naming(option: str) -> Iterator[None]:
-    """Let errors name the option that gave a model."""
+def naming(option: str, subject: str = "MODEL") -> Iterator[None]:
+    """Let errors of a subject, such as a model, name the option that gave it."""
     try:
         yield
     except (ArgumentError, RunError) as error:
-        raise type(error)(str(error).replace("MODEL:", f"{option}:", 1)) from error
+        raise type(error)(str(error).replace(f"{subject}:", f"{option}:", 1)) from error
 
 
 def _other(source: str, subject: Subject) -> nn.Module:
@@ -483,10 +483,8 @@ def _summary(
     form = "mixture" if weights_alone and bill.draws.scales is None else "diagonal"
     summary["form"] = "moments" if settings.against else form
     if settings.allocate is not None:
-        try:
+        with naming("--allocate", "bits"):
             allocation = bill.allocate(bits=settings.allocate)
-        except ArgumentError as error:
-            raise ArgumentError(str(error).replace("bits:", "--allocate:", 1)) from error
         allocation.save(folder / "allocation.csv")
         summary |= {"asked": settings.allocate, "bits": allocation.total.bits}
         sets["allocation"] = allocation.names

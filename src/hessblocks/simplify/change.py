@@ -238,7 +238,7 @@ class _Pair:
             self._output = output + self.module.mlp_branch.gain * (now - before)
 
     def _refit(self, name: str, inputs: Tensor, stream: Any = None) -> Refit:
-        """Fit an output matrix to the original's states; the MLP's branch adds to `stream`."""
+        """Prepare the refit of an output matrix to the original's states; `stream`: the MLP's."""
         at, first = self.at, name == PROJECTION
         branch = at.layer.attention_branch if first else at.layer.mlp_branch
         after, now = (self.middle, at.stream) if first else (self.after, stream)

@@ -217,7 +217,7 @@ def simplify_model(
                     export.to_gguf(pair[kept], temporary, vocabulary)
                     if store.get(key := _key_of(temporary)) is None:
                         store.add(key, [{"label": label}])
-        storage.write_json(folder / "summary.json", summary)
+        storage.write_json(folder / "summary.json", storage.finite(summary))
         if finish:
             finish(folder)
     return {**summary, "out": str(folder)}

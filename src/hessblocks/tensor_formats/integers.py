@@ -71,7 +71,7 @@ def compressed_tensors(bits: int) -> Format:
     def count(shape: Sequence[int]) -> int:
         return math.prod(shape) * bits // 8 + math.prod(shape) // GROUP * 2 + 16
 
-    return Format(f"compressed-tensors:{bits}", count, pack, unpack, grouped, FUSED, False)
+    return Format(f"compressed-tensors:{bits}", count, pack, unpack, grouped, FUSED, tables=False)
 
 
 def torchao(bits: int) -> Format:
@@ -88,7 +88,7 @@ def torchao(bits: int) -> Format:
     def count(shape: Sequence[int]) -> int:
         return math.prod(shape) + math.prod(shape) // GROUP * 5
 
-    return Format(f"torchao:{bits}", count, pack, unpack, grouped, FUSED, False)
+    return Format(f"torchao:{bits}", count, pack, unpack, grouped, FUSED, tables=False)
 
 
 INTEGERS = (
