@@ -134,10 +134,10 @@ def dense_price(model: nn.Module, tokens: Tensor, change: ActivationChange) -> f
 
 
 def responses_of(problem: hb.Problem, change: Any, heads: int = 1) -> Tensor:
-    """What rounding moves and what small errors would, by piece and head; equal where fine."""
+    """What rounding moves and what small errors would, by piece and head; equal for values."""
     shape = {change.tap: (heads, 4)}
     found = responses(problem, {change.tap: [change.grid]}, shape, [*problem.batches])
-    return found.get((change.tap, change.grid), torch.ones(2, 1, heads))
+    return found.get((change.tap, change.grid), torch.ones(3, 1, heads))
 
 
 def test_over_40_seeds_prices_are_unbiased_and_their_bars_hold(
@@ -154,7 +154,7 @@ def test_over_40_seeds_prices_are_unbiased_and_their_bars_hold(
         for name, change in changes.items():
             truth = dense_price(model, data["input_ids"], change)
             if kind == "forecast":
-                moved, small = responses_of(looked_at, change, 1 + ("queries" in name)).sum(1)
+                moved, small, _ = responses_of(looked_at, change, 1 + ("queries" in name)).sum(1)
                 truth *= float((moved / small)[change.head])
             estimates = [getattr(bill[name], kind) for bill in bills]
             pairs = [(estimate.value, estimate.standard_error) for estimate in estimates]
@@ -169,10 +169,10 @@ def test_the_spread_over_pieces_has_the_error_of_a_response() -> None:
     model, rows = built(), text(rows=24)["input_ids"]
     problem = hb.Problem(model, [{"input_ids": row[None]} for row in rows])
     (name, change), *_ = hb.cache_changes(model, keys=2).items()
-    draws, _, _ = draw_activations(problem, [change], samples=24, seed=0)
+    draws, *_ = draw_activations(problem, [change], samples=24, seed=0)
     looked_at = slice(1, None, 3)
     some = hb.Problem(model, [{"input_ids": row[None]} for row in rows[looked_at]])
-    full, small = responses_of(some, change)[:, :, 0]
+    full, small, _ = responses_of(some, change)[:, :, 0]
     response = full.sum() / small.sum()
     left_out = (full.sum() - full) / (small.sum() - small)
     jackknife = ((left_out - left_out.mean()).square().sum() * 7 / 8).sqrt()
@@ -218,6 +218,7 @@ def test_a_response_is_what_rounding_moves_over_what_the_jacobian_of_the_output_
     expected = torch.stack([moved, small]).view(2, heads, -1).sum(2)
     torch.testing.assert_close(found[0, 0], expected[0])
     torch.testing.assert_close(found[1, 0], expected[1], rtol=0.1, atol=0)
+    torch.testing.assert_close(found[2, 0], expected[1], rtol=1.0, atol=0)  # of one sign
 
 
 class OneAttention(PreTrainedModel):
@@ -378,7 +379,7 @@ def test_a_small_cost_that_a_tiny_step_flips_counts_by_its_divergence() -> None:
     problem = hb.Problem(model, [(x, torch.zeros(16, dtype=torch.long))], loss="classification")
     changes = hb.activation_changes(model, "read", bits=4)
     listed = [*changes.values()]
-    first, _, rows = draw_activations(problem, listed, samples=16, seed=0)
+    first, _, rows, _ = draw_activations(problem, listed, samples=16, seed=0)
     further = further_squares(problem, activations_of(listed), rows[5], first, seed=0)
     assert further.item() / 2 * 16 < 0.3  # within trust
     assert pieces_measured(without_ruling_pieces(problem, listed, first, rows, 0)) == [5]
@@ -391,7 +392,7 @@ def of_scaled_rows(*scales: float) -> tuple[hb.Problem, Any, Any, Any]:
     x[: len(scales)] *= torch.tensor(scales, dtype=torch.float64)[:, None]
     problem = hb.Problem(model, [(x, torch.zeros(12, dtype=torch.long))], loss="classification")
     changes = [*hb.activation_changes(model, bits=2).values()]
-    draws, _, rows = draw_activations(problem, changes, samples=12, seed=0)
+    draws, _, rows, _ = draw_activations(problem, changes, samples=12, seed=0)
     return problem, changes, draws, rows
 
 
@@ -547,6 +548,20 @@ def test_a_head_that_saturates_is_forecast_as_it_responds_and_not_twice() -> Non
     measured = bill.check([price.name]).measured[0].value
     assert price.diagonal.value > 2.5 * measured
     assert price.forecast.value == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.parametrize("queries", [100, 1e4, 1e6])
+def test_no_forecast_is_trusted_where_a_head_chooses_tokens(queries: float) -> None:
+    torch.manual_seed(1)
+    model = hb.build("pre-ln", depth=2, width=32, heads=4, vocab_size=64, context=32)
+    model.model.layers[0].attention.query.weight.data[:8] *= queries  # one head of four
+    text, other = ({"input_ids": torch.randint(0, 64, (16, 32))} for _ in range(2))
+    made = hb.cache_changes(model, keys=(2, 4, 8), queries=4)
+    changes = {name: change for name, change in made.items() if "layers.0" in name}
+    bill = hb.price(hb.Problem(model, text), changes)
+    rows = bill.check([[name] for name in changes], other).to_rows()
+    assert all(row["outside"] for row in rows if not 0.4 < row["ratio"] < 2.5), rows
+    assert all(row["outside"] for row in rows) == (queries > 100)
 
 
 def test_inputs_of_a_token_are_halfway_between_independent_and_together() -> None:

@@ -20,6 +20,7 @@ import hessblocks as hb
 from hessblocks.bill import secant
 from hessblocks.bill.measured import measure
 from hessblocks.bill.secant import chooses
+from hessblocks.linalg import Estimate
 
 SIZES = {
     "vocab_size": 64,
@@ -146,7 +147,7 @@ def test_of_formats_the_coarsest_is_looked_at_and_finer_ones_where_it_fails(monk
     assert seen == [["mxfp4", "mxfp4"]]  # at two shares
     assert not bill.secants
     low = {  # errors that pull together cost more than their diagonal
-        name: replace(price, forecast=replace(price.forecast, value=price.forecast.value / 50))
+        name: replace(price, forecast=Estimate(value=price.forecast.value / 50))
         for name, price in bill.items()
         if price.how == "mxfp4"
     }

@@ -31,6 +31,15 @@ from hessblocks.curvature import Batch, Gradients, Problem, SampledPass, plain_m
 from hessblocks.errors import ArgumentError, RunError, check_name, check_whole, unknown_name
 from hessblocks.linalg import working_dtype
 
+APART, LEAST = 3.0, 1e-6
+"""A head chooses tokens, so that gradients know nothing, if a hundredth of the rounding moves its
+output by so many times more or less than a tenth does, each over its share; or a tenth by a smaller
+part of what the whole does, in squares."""
+MATTERS = 0.01
+"""Part of the moves of a change from which such heads matter."""
+COARSE = 0.01
+"""Finer rounding, by ‖δ‖ / ‖x‖, counts as infinitesimal."""
+UNTOLD = "a head chooses tokens: small errors do not tell of larger ones"
 FURTHER = 8
 """Further samples of a piece of text that seems to rule a forecast."""
 
@@ -265,7 +274,7 @@ def check_places(problem: Problem, changes: Iterable[ActivationChange]) -> None:
 
 def draw_activations(
     problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
-) -> tuple[Draws, tuple[float, ...], list[Batch]]:
+) -> tuple[Draws, tuple[float, ...], list[Batch], dict[str, str]]:
     """Draw sampled gradients by the tensors that are rounded, and multiply them with all changes.
 
     Args:
@@ -275,7 +284,8 @@ def draw_activations(
         seed: seed of the signs.
 
     Returns:
-        Draws without the full form, and ‖δ‖ / ‖x‖ of each change; and the rows of each pass.
+        Draws without the full form; ‖δ‖ / ‖x‖ of each change; the rows of each pass; and, by name,
+        why a forecast is not trusted.
 
     Raises:
         ArgumentError: a change is of weights, a tensor is not met or met twice in a pass, or see
@@ -292,7 +302,7 @@ def draw_activations(
     check_places(problem, rounded)
     ledger = _Rounding(problem, rounded)
     collect(problem, [], ledger, samples=samples, seed=seed)
-    return ledger.draws(), ledger.relative_sizes(), ledger.rows
+    return ledger.draws(), ledger.relative_sizes(), ledger.rows, ledger.untold
 
 
 def further_squares(
@@ -328,6 +338,7 @@ class _Rounding(Ledger):
         self._met: set[str] = set()
         self._norms = torch.zeros(2, len(changes), dtype=torch.float64)
         self.rows: list[Batch] = []
+        self.untold: dict[str, str] = {}  # changes that gradients know nothing of, and why
 
     def _leaf(self, tap: str, tensor: Tensor) -> Tensor:
         if tap not in self._columns:
@@ -400,12 +411,19 @@ class _Rounding(Ledger):
         some = spread(self.rows, self._problem.valid, 2)
         found = responses(self._problem, grids, shapes, self.rows[some])
         shaped = []
-        for change, parts in zip(self._changes, self._parts, strict=True):
+        columns = zip(self._changes, self._parts, self.relative_sizes(), strict=True)
+        for change, parts, size in columns:
             part = torch.cat(parts)
             if (change.tap, change.grid) in found:
-                full, small = found[change.tap, change.grid][..., change.heads]
-                least = small.sum(0).clamp(min=torch.finfo(small.dtype).tiny)
-                response = torch.where(small.sum(0) > 0, full.sum(0) / least, 1.0)
+                full, small, tiny = found[change.tap, change.grid][..., change.heads]
+                least, moved = small.sum(0), full.sum(0)
+                chosen = (tiny.sum(0) < least / APART) | (tiny.sum(0) > least * APART)
+                chosen |= least < LEAST * moved
+                if moved[chosen].sum() > MATTERS * moved.sum():
+                    self.untold[change.name] = UNTOLD
+                known = ~chosen & (least > 0) & (size > COARSE)
+                least = least.masked_fill(~known, math.inf)
+                response = torch.where(known, moved / least, 1.0)
                 total = draws.by_piece(part).sum(0)
                 part *= response
                 # adds up to 0; the spread over pieces has the error of the response by it

@@ -503,7 +503,7 @@ def price(
         For each role and edit two forward passes over an eighth of 32 rows; over all, if the model
         chooses, as routers of experts do. For activations one or two forward passes over eight
         pieces of text for keys, values, queries and inputs of each kind of modules, those of pieces
-        that rule, and three calls of attention a piece for each grid of keys and queries.
+        that rule, and four calls of attention a piece for each grid of keys and queries.
 
     Source: the second-order expansion of KL: Amari (1998), Natural gradient works efficiently in
         learning, equation 2.
@@ -526,12 +526,12 @@ def price(
     if activations_of(checked):
         if form not in (None, "diagonal"):
             raise ArgumentError("form: rounded activations are priced by 'diagonal' alone")
-        draws, sizes, rows = draw_activations(problem, checked, samples=samples, seed=seed)
+        draws, sizes, rows, untold = draw_activations(problem, checked, samples=samples, seed=seed)
         draws = without_ruling_pieces(problem, checked, draws, rows, seed)
         draws = with_growth(problem, checked, draws, rows)  # of forecasts that no piece rules
-        flips = dict.fromkeys(named, FLIPS) if chooses(problem) else {}
+        untold |= dict.fromkeys(named, FLIPS) if chooses(problem) else {}
         return Bill(
-            problem=problem, changes=named, draws=draws, relative_sizes=sizes, secants=flips
+            problem=problem, changes=named, draws=draws, relative_sizes=sizes, secants=untold
         )
     if form is None:
         form = "diagonal" if all(change.format for change in checked) else "mixture"

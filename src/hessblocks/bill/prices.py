@@ -83,6 +83,8 @@ class Price(Tabular):
             return f"forecast above {nats:g} nats"
         if self.relative_size > changed:
             return f"weight changed by more than {changed:.0%} of its norm"
+        if not self.forecast.standard_error <= self.forecast.value:  # nor nan
+            return "error above the forecast"
         return self.secant
 
     @property
@@ -151,5 +153,5 @@ def ratio_estimate(
     variance = float((values - shares * total).square().sum()) * count / (count - 1)
     error = math.sqrt(variance) * student_factor(max(count, FEWEST_PIECES))
     if square and total:
-        error *= 1 + SQUARES * variance / total**2
+        error *= 1 + SQUARES * variance / total / total  # infinite rather than an overflow
     return Estimate(value=total, standard_error=error, probes=probes)

@@ -1,4 +1,4 @@
-"""Measure how the output of each attention responds to coarsely rounded queries and keys.
+"""Measure how the output of each attention responds to rounded queries and keys.
 
 A softmax is no linear function: a head saturates by itself, or attends elsewhere, and errors of the
 tokens of a head are not independent there. Gradients see neither. Letters: U pieces of text, B
@@ -24,8 +24,6 @@ from hessblocks.linalg import working_dtype
 
 TINY = 0.1
 """Share of a rounding that stands for an infinitesimal one."""
-COARSE = 0.01
-"""Finer rounding, by ‖δ‖ / ‖x‖, counts as infinitesimal."""
 LOOKED_AT, LONG = 8, 256
 """Pieces of text, or up to twice as many, on which something is measured; fewer of more tokens than
 the second."""
@@ -45,7 +43,7 @@ def responses(
     grids: Mapping[str, Sequence[Grid]],
     shapes: Mapping[str, Sequence[int]],
     rows: Sequence[Batch],
-) -> dict[tuple[str, Grid], Float[Tensor, "2 U G"]]:
+) -> dict[tuple[str, Grid], Float[Tensor, "3 U G"]]:
     """Measure what rounding does to the output of attention, and what small errors would do.
 
     Args:
@@ -55,11 +53,11 @@ def responses(
         rows: some pieces of the data.
 
     Returns:
-        For each tap of queries or keys and each coarse grid: Σ ‖Δo‖² of each piece and head, with
-        Δo the change of its output when only this tensor is rounded, and 100 times that of a tenth
-        of the same errors with random signs.
+        For each tap of queries or keys and each grid: Σ ‖Δo‖² of each piece and head, with Δo the
+        change of its output when only this tensor is rounded; 100 times that of a tenth of the same
+        errors with random signs; and 10,000 times that of a hundredth.
 
-    Cost: a forward pass over the rows, and three calls of the layer's attention for each grid.
+    Cost: a forward pass over the rows, and four calls of the layer's attention for each grid.
     """
     names = {module: name for name, module in plain_model(problem.model).named_modules()}
     found: dict[tuple[str, Grid], Tensor] = {}
@@ -81,12 +79,12 @@ def responses(
             signs = [torch.randint(2, x.shape, generator=draw).to(x) * 2 - 1 for _ in range(SIGNS)]
             for grid in grids[tap]:
                 delta = grid.new(x) - x
-                if delta.norm() > COARSE * x.norm():
-                    small = [_moved(before, attention(TINY * sign * delta), x) for sign in signs]
-                    full = _moved(before, attention(delta), x)
-                    both = torch.stack([full, torch.stack(small).mean(0) / TINY**2])
-                    sums = found.setdefault((tap, grid), both.new_zeros(2, len(rows), old.shape[1]))
-                    sums[:, row] += both
+                steps = [TINY * sign * delta for sign in signs]
+                steps += [delta, TINY * steps[0]]
+                *small, full, tiny = (_moved(before, attention(step), x) for step in steps)
+                few = torch.stack(small).mean(0) / TINY**2
+                sums = found.setdefault((tap, grid), few.new_zeros(3, len(rows), len(few)))
+                sums[:, row] += torch.stack([full, few, tiny / TINY**4])
         return function(module, *tensors, **keywords)
 
     with problem.computing(), torch.no_grad():

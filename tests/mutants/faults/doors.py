@@ -54,6 +54,12 @@ FAULTS = (
     fault("doors: rounded activations are trusted where experts are chosen",
           "dict.fromkeys(named, FLIPS) if chooses(problem) else {} => {}",
           "test_no_rounded_activation_is_trusted_where_experts_are_chosen"),
+    fault("doors: a bar above its forecast is trusted",
+          "self.forecast.standard_error <= self.forecast.value => True",
+          "test_no_forecast_is_trusted_where_a_head_chooses_tokens", within="outside"),
+    fault("doors: forecasts of heads that choose tokens are trusted",
+          "self.untold[change.name] = UNTOLD => None",
+          "test_no_forecast_is_trusted_where_a_head_chooses_tokens"),
     fault("doors: heads stand in the order of the layers that have some",
           "nats.setdefault($name, {})[layer] = $cost => "
           "nats.setdefault($name, {}).setdefault(len(nats.setdefault($name, {})), $cost)",
