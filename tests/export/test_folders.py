@@ -1,12 +1,13 @@
 """Folders of compressed-tensors and torchao, opened by transformers without hessblocks."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import hessblocks as hb
@@ -58,8 +59,39 @@ def test_a_folder_opens_in_a_process_without_hessblocks(kind: str, tmp_path: Pat
             model.get_parameter(name).copy_(own.rounded(model.get_parameter(name)))
         expected = model(input_ids=torch.arange(16)[None]).logits
     assert torch.allclose(torch.load(tmp_path / "logits.pt"), expected, atol=1e-6)
+    again, _ = hb.load(tmp_path / "out")  # as a MODEL it has plain weights, and derivatives
+    for name, weight in again.named_parameters():
+        assert type(weight) is torch.nn.Parameter
+        torch.testing.assert_close(weight, model.get_parameter(name), atol=1e-6, rtol=1e-3)
+    other = hb.Problem(again, {"input_ids": torch.randint(64, (8, 8))})
+    assert hb.trace(hb.OuterProduct(other), probes=4).value > 0
+    said = hb.models.stored_words(again.config)
+    assert "of 15 matrices were stored in" in said
+    assert "in 4 bits (int4)" in said
     stored = (tmp_path / "out" / "model.safetensors").stat().st_size
     assert 0 <= stored - chosen.bytes < 700 * sum(1 for _ in model.parameters())
+
+
+def test_a_folder_that_rounds_activations_as_it_runs_is_no_model_here(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=64,
+    )  # fmt: skip
+    model, name = LlamaForCausalLM(config), "model.layers.0.mlp.up_proj.weight"
+    export.write_folder(tmp_path, model, None, {}, {name: 8}, "compressed-tensors")
+    tensors, weight = load_file(tmp_path / "model.safetensors"), model.get_parameter(name)
+    scale = weight.detach().abs().amax(1, keepdim=True) / 127
+    tensors |= {name: (weight / scale).round().to(torch.int8), f"{name}_scale": scale}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    place = tmp_path / "config.json"
+    settings = json.loads(place.read_text())
+    settings["quantization_config"]["format"] = "int-quantized"
+    (group,) = settings["quantization_config"]["config_groups"].values()
+    group["weights"] = {"num_bits": 8, "strategy": "channel"}
+    group["input_activations"] = {"num_bits": 8, "dynamic": True, "strategy": "token"}
+    place.write_text(json.dumps(settings))
+    with pytest.raises(hb.RunError, match="rounds activations as it runs"):
+        hb.load(tmp_path)
 
 
 def test_only_linear_modules_are_stored_in_fewer_bits(tmp_path: Path) -> None:

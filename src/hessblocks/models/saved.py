@@ -28,6 +28,7 @@ from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.gguf import check_gguf, complete_config, is_gguf, reading, stored_types
 from hessblocks.models.gguf_tokenizer import follow_file
 from hessblocks.models.heads import TASKS
+from hessblocks.models.packed_weights import with_floats
 from hessblocks.models.pretrained import check_complete
 from hessblocks.quiet import quiet, without_bars
 
@@ -167,6 +168,8 @@ class Saved:
                 **keywords,
             )
         check_complete(self.source, {**report, "missing_keys": (), "unexpected_keys": ()})
+        if (quantizer := getattr(model, "hf_quantizer", None)) and not self.gguf:
+            types = with_floats(self.source, model, quantizer)
         for name, weight in model.named_parameters():
             if not weight.isfinite().all():
                 raise RunError(
@@ -175,8 +178,7 @@ class Saved:
                 )
         if not self.gguf:
             _check_floats(self.source, self.location, model, report["unexpected_keys"])
-        # transformers would refuse to save a "quantized" model, although GGUF's is float32 by now
-        if quantizer := getattr(model, "hf_quantizer", None):
+        if quantizer:  # transformers would refuse to save it, although it is float32 by now
             quantizer.remove_quantization_config(model)
         model.config.return_dict = True
         if types:
