@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import hessblocks as hb
 from tests.models.cases import SIZES, ids, perturbed
@@ -189,6 +195,32 @@ def test_weights_that_are_not_floats_are_refused_by_name(dtype, method, tmp_path
     saved_llama(tmp_path, change, **more)
     with pytest.raises(hb.HessblocksError, match=r"up_proj\.weight|no-such-method"):
         hb.load(tmp_path)
+
+
+def test_mxfp4_is_read_as_its_standard_says(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2}
+    config = GptOssConfig(**sizes, **heads, vocab_size=20, num_experts_per_tok=1, pad_token_id=0)
+    GptOssForCausalLM(config).save_pretrained(tmp_path)
+    tensors, expected = load_file(tmp_path / "model.safetensors"), {}
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = torch.cat([numbers, -numbers])
+    for name in ("gate_up_proj", "down_proj"):
+        name = f"model.layers.0.mlp.experts.{name}"
+        experts, inputs, outputs = tensors.pop(name).shape
+        packed = torch.randint(256, (experts, outputs, inputs // 32, 16))
+        exponents = torch.randint(120, 130, packed.shape[:3])
+        tensors |= {f"{name}_blocks": packed.byte(), f"{name}_scales": exponents.byte()}
+        values = torch.stack([numbers[packed % 16], numbers[packed // 16]], -1).flatten(3)
+        scaled = values * 2.0 ** (exponents[..., None] - 127)
+        expected[name] = scaled.flatten(2).transpose(1, 2)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    place = tmp_path / "config.json"
+    how = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"quantization_config": how}))
+    model, _ = hb.load(tmp_path)
+    assert all(torch.equal(model.get_parameter(name), expected[name]) for name in expected)
+    assert "2 of 9 matrices were stored in 4 bits (MXFP4)" in hb.models.stored_words(model.config)
 
 
 def test_masks_of_integers_that_a_model_does_not_use_are_not_a_reason_to_refuse(tmp_path):

@@ -1,11 +1,15 @@
-"""Make floats of the weights of a quantised folder: of compressed-tensors, and of torchao."""
+"""Make floats of the weights of a quantised folder: of compressed-tensors, torchao and MXFP4."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from hessblocks.errors import RunError
+
+MXFP4 = "blocks", "scales"
+"""Ends of the names of the two tensors of a weight: 16 bytes for 32 entries, and their exponent."""
 
 
 def with_floats(source: str, model: PreTrainedModel, quantizer: Any) -> dict[str, str]:
@@ -17,7 +21,7 @@ def with_floats(source: str, model: PreTrainedModel, quantizer: Any) -> dict[str
         quantizer: its `hf_quantizer`.
 
     Returns:
-        Name of each matrix → type in the file, such as int4.
+        Name of each packed weight → its type, such as int4.
 
     Raises:
         RunError: weights are packed otherwise, or activations are rounded too.
@@ -32,8 +36,21 @@ def with_floats(source: str, model: PreTrainedModel, quantizer: Any) -> dict[str
             "weights, or it rounds activations as it runs; give the model before that."
         )
     nn.Module.float(model.requires_grad_())  # transformers' own refuses
-    matrices = [name for name, weight in model.named_parameters() if weight.ndim > 1]
-    return {name: types.get(name, "F32") for name in matrices}
+    return types
+
+
+def mxfp4_types(names: Iterable[str]) -> dict[str, str]:
+    """Find the weights that tensors of a folder hold in MXFP4, such as experts of GPT-OSS.
+
+    Args:
+        names: names of the tensors.
+
+    Returns:
+        Name of each such weight → its type.
+    """
+    there, end = {*names}, f"_{MXFP4[0]}"
+    whole = [name.removesuffix(end) for name in there if name.endswith(end)]
+    return {name: "MXFP4" for name in whole if f"{name}_{MXFP4[1]}" in there}
 
 
 def _decompress(model: nn.Module, quantizer: Any) -> dict[str, str] | None:

@@ -1,5 +1,6 @@
 """Open a saved model with its tokeniser, offline and without remote code."""
 
+import copy
 import hashlib
 import math
 import os
@@ -28,7 +29,7 @@ from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.gguf import check_gguf, complete_config, is_gguf, reading, stored_types
 from hessblocks.models.gguf_tokenizer import follow_file
 from hessblocks.models.heads import TASKS
-from hessblocks.models.packed_weights import with_floats
+from hessblocks.models.packed_weights import MXFP4, mxfp4_types, with_floats
 from hessblocks.models.pretrained import check_complete
 from hessblocks.quiet import quiet, without_bars
 
@@ -153,8 +154,13 @@ class Saved:
         types: dict[str, str] = {}
         if self.gguf:
             keywords["config"] = self.config  # reading it again would take seconds
-        quantised = self.gguf or getattr(self.config, "quantization_config", None)
-        bars = without_bars() if quantised else nullcontext()
+        packed = getattr(self.config, "quantization_config", None)
+        bars = without_bars() if self.gguf or packed else nullcontext()
+        if isinstance(packed, dict) and packed.get("quant_method") == "mxfp4":
+            # transformers then makes floats of it as it reads, on any device
+            keywords["config"] = copy.deepcopy(self.config)
+            keywords["config"].quantization_config["dequantize"] = True
+            types = mxfp4_types(storage.tensor_types(_folder_of(self.location)))
         with quiet(), reading(self.reader), bars, _loading(self.source):
             if self.gguf:
                 types = stored_types(Path(self.source), self.reader, self.config, auto)
@@ -177,10 +183,14 @@ class Saved:
                     "another copy."
                 )
         if not self.gguf:
-            _check_floats(self.source, self.location, model, report["unexpected_keys"])
+            unused = {*report["unexpected_keys"], *(f"{n}_{end}" for n in types for end in MXFP4)}
+            _check_floats(self.source, self.location, model, unused)
         if quantizer:  # transformers would refuse to save it, although it is float32 by now
             quantizer.remove_quantization_config(model)
         model.config.return_dict = True
+        if types and not self.gguf:
+            shapes = {name: w.shape for name, w in model.named_parameters() if "bias" not in name}
+            types = {n: types.get(n, "F32") for n, shape in shapes.items() if len(shape) > 1}
         if types:
             model.config.stored_types = types
         return model, report
