@@ -1,8 +1,8 @@
 """Trunk of Hugging Face models made of blocks: embeddings, layers, final norm."""
 
 import warnings
+from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -27,6 +27,14 @@ from hessblocks.models.pretrained import HessblocksPreTrainedModel, check_keywor
 
 _Given = tuple[Tensor, Tensor | None, Tensor | None, Cache | None]
 """Hidden states, mask, positions and cache of a forward pass."""
+
+
+@dataclass
+class _Window:  # types.SimpleNamespace cannot be compiled
+    """All of a configuration that transformers reads for the mask of a sliding window."""
+
+    _attn_implementation: str
+    sliding_window: int
 
 
 class Layer(GradientCheckpointingLayer, Block):
@@ -243,8 +251,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         name = self.config._attn_implementation
         attention_functions.check_support(name, "attention.window", attention_functions.WITH_MASKS)
         if mask is None or mask.ndim == 2:
-            # all of a configuration that transformers reads for the mask of a sliding window
-            config: Any = SimpleNamespace(_attn_implementation=name, sliding_window=window)
+            config: Any = _Window(name, window)
             return create_sliding_window_causal_mask(config, x, mask, cache, position_ids=positions)
         queries = past + torch.arange(x.shape[1], device=x.device)
         keys = torch.arange(mask.shape[-1], device=x.device)

@@ -401,7 +401,8 @@ def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, 
 
     Args:
         source: a folder that `save_pretrained` wrote, a run folder of `hessblocks train`, a GGUF
-            file, or a name in the local Hugging Face cache.
+            file, or a name in the local Hugging Face cache. Packed weights (compressed-tensors,
+            torchao, MXFP4) become floats.
         task: causal-lm, masked-lm or classification; the same word is the `loss` of `Problem`.
 
     Returns:
@@ -410,7 +411,7 @@ def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, 
     Raises:
         ArgumentError: there is no such model, or it has no weights for the task.
         RunError: a name that is not in the local cache, damaged files, or weights that are not
-            finite or belong to additional layers.
+            finite, are quantised by other methods or belong to additional layers.
 
     Warns:
         UserWarning: the files have weights that the model does not use.
