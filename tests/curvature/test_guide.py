@@ -36,7 +36,6 @@ def test_the_ten_lines_print_what_is_shown_and_the_rest_runs_after_them(
         "norms.png",
         "norms.csv",
         "norms.json",
-        "line.png",
     }
     assert NUMBER.sub("#", printed.getvalue()) == NUMBER.sub("#", shown)
     pairs = zip(NUMBER.findall(printed.getvalue()), NUMBER.findall(shown), strict=True)

@@ -72,7 +72,8 @@ def test_older_instruction_sets_give_the_same_curves(variable: str, instructions
     curves = json.loads(run.stdout)
     assert list(curves) == list(NAMES)
     for name, curve in curves.items():
-        first, last = GOLDEN["losses"][name][:7], GOLDEN["losses"][name][7:]
-        assert curve[:7] == pytest.approx(first, rel=1e-6), name
-        # steps amplify rounding: SSE4_2 on an Intel of 2026, `sas, start fixed`: 8e-6, 3e-5, 5e-4
-        assert curve[7:] == pytest.approx(last, rel=1e-3), name
+        first, last = GOLDEN["losses"][name][:6], GOLDEN["losses"][name][6:]
+        assert curve[:6] == pytest.approx(first, rel=1e-6), name
+        # Adam divides gradients that are 0 but for rounding (SAS begins with queries of 0) by their
+        # own size, and steps amplify that: SSE4_2 on an Intel: 8e-8, ..., 9e-7; 3e-6, 1e-4, 5e-4
+        assert curve[6:] == pytest.approx(last, rel=1e-3), name
