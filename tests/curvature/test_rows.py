@@ -45,6 +45,19 @@ class Centred(nn.Module):
         return out
 
 
+class Closed(nn.Module):
+    """Adds the mean over the rows, or its square, behind a gate of 0."""
+
+    def __init__(self, gate: float, power: int = 1, rows: bool = True) -> None:
+        super().__init__()
+        self.inner, self.power, self.rows = nn.Linear(8, 3), power, rows
+        self.gate = nn.Parameter(torch.tensor([gate]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out + (self.gate * (out.mean(0) if self.rows else out)) ** self.power
+
+
 class Crowded(nn.Module):
     """An expert with room for so many rows: what comes later gets a fifth."""
 
@@ -180,6 +193,21 @@ def test_a_model_that_mixes_rows_is_refused(model: nn.Module, what: str) -> None
     data = (torch.randn(4, 8).double(), torch.randint(0, 3, (4,)))
     with pytest.raises(ArgumentError, match=f"batches: batch 0 .* in pieces of 1 row {what}"):
         product(stir(model), [data])
+
+
+@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("gate", [0.0, 1e-9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_model_that_mixes_rows_behind_a_gate_of_zero_is_refused(
+    gate: float, power: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    data = (torch.randn(4, 8).to(dtype), torch.randint(0, 3, (4,)))
+    with pytest.raises(ArgumentError, match=r"batches: batch 0 .* differ by"):
+        hb.Hessian(hb.Problem(Closed(gate, power).to(dtype), [data], "classification")).dense()
+    alone = Closed(gate, power, rows=False).to(dtype)
+    assert hb.Hessian(hb.Problem(alone, [data], "classification")).dense().norm() > 0
 
 
 def points(rows: int) -> tuple[Tensor, Tensor]:

@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,6 +108,46 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
         lambda a: hb.Problem(a["model"], a["batch"], torch.nn.CrossEntropyLoss),
         r"^loss: expected an instance, CrossEntropyLoss\(\), got the class",
     ),
+    "complex labels": (
+        lambda a: hb.Problem(
+            torch.nn.Linear(2, 1), [(torch.randn(3, 2), torch.randn(3, 1) + 1j)], "regression"
+        ).value(),
+        "^labels: complex numbers",
+    ),
+    "complex vectors": (
+        lambda a: hb.Hessian(a["problem"], a["group"]).to_scipy() @ (1j * np.ones(64)),
+        "^to_scipy: complex vectors",
+    ),
+    "no class": (
+        lambda a: hb.Problem(
+            torch.nn.Linear(2, 3),
+            [(torch.randn(2, 2), torch.tensor([1, -100]))],
+            torch.nn.CrossEntropyLoss(ignore_index=-1),
+        ).value(),
+        "^labels: -100 is no class, and ignore_index is -1",
+    ),
+    "a loss with its outputs": (
+        lambda a: hb.Problem(
+            a["model"], a["batch"], partial(torch.nn.functional.cross_entropy, torch.zeros(2, 3))
+        ),
+        r"^loss: functools\.partial of cross_entropy takes options by name: weight",
+    ),
+    "a misspelt option": (
+        lambda a: hb.Problem(
+            a["model"], a["batch"], partial(torch.nn.functional.cross_entropy, wieght=None)
+        ),
+        r"^loss: functools\.partial of cross_entropy takes options by name: weight",
+    ),
+    "another shape": (
+        lambda a: a["problem"].value(
+            {**a["problem"].parameters, "model.token_embedding.weight": torch.ones(1)}
+        ),
+        r"^parameters: 'model\.token_embedding\.weight': expected torch\.Size\(\[11, 8\]\), got",
+    ),
+    "another name": (
+        lambda a: a["problem"].value({**a["problem"].parameters, "bais": torch.ones(1)}),
+        r"^parameters: 'bais': expected None, got",
+    ),
     "a line of tokens": (
         lambda a: hb.Problem(a["model"], {"input_ids": [1, 2, 3]}).value(),
         r"^batches: causal-lm needs token ids, .* of shape \(sequences, tokens\); got torch.int64 "
@@ -174,3 +216,13 @@ def test_main_memory_is_what_a_container_may_have(
     assert errors.main_memory() == (expected or machine)
     default = default_limit(torch.device("cpu"))
     assert default == (expected or machine) // 4
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_default_device_has_no_part_in_an_estimate(device: str, asked: dict[str, Any]) -> None:
+    op = hb.Hessian(asked["problem"], asked["group"])
+    expected = hb.trace(op, probes=4).value
+    with torch.device(device):
+        assert hb.trace(op, probes=4).value == expected
+        assert hb.extreme_eigenvalues(op).values.isfinite().all()
+        assert hb.group_norms(asked["problem"], {"q": asked["group"]}, probes=4)

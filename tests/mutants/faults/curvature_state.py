@@ -16,7 +16,7 @@ FAULTS = (
           "test_a_model_that_changes_inside_of_a_block_is_refused", within="Problem"),
     fault("graphs outlive their block", "self._graphs = None => pass",
           "test_graphs_are_kept_inside_of_a_block_alone", within="kept"),
-    fault("an estimator builds a graph a product", "with $kept(): $$body => $$body",
+    fault("an estimator builds a graph a product", "with $kept(), $on_cpu(): $$body => $$body",
           "test_an_estimator_builds_one_graph", within="keeping"),
     fault("attributes of modules are not listed", "$name not in INTERNAL => False",
           "test_a_model_that_changes_inside_of_a_block_is_refused", within="form_of"),

@@ -20,7 +20,7 @@ FAULTS = (
     fault("a mask of one's own is not narrowed to the window",
           "$mask & near => $mask",
           "test_a_mask_of_the_user_is_narrowed_to_the_window"),
-    fault("a window has one token more", "SimpleNamespace(_attn_implementation=$name, sliding_window=$window) => SimpleNamespace(_attn_implementation=$name, sliding_window=$window + 1)",
+    fault("a window has one token more", "_Window($name, $window) => _Window($name, $window + 1)",
           "test_a_window_is_that_of_mistral", within="_mask_of"),
     fault("positions behind padding on the left are off by one",
           "($real.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, $new)"

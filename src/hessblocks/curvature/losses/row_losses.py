@@ -228,8 +228,10 @@ def given_labels(batch: Batch) -> Shaped[Tensor, "..."]:
         The labels, in the batch's shape.
 
     Raises:
-        ArgumentError: the batch has no labels.
+        ArgumentError: the batch has no labels, or complex ones.
     """
     if batch.labels is None:
         raise ArgumentError("batches: this loss needs labels; give dicts with `labels` or pairs")
+    if batch.labels.is_complex():
+        raise ArgumentError("labels: complex numbers; give torch.view_as_real(labels)")
     return batch.labels

@@ -6,6 +6,7 @@ Letters: B rows of a batch.
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,10 @@ def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
             and module.label_smoothing == 0
         )
         if plain and labels.ndim == 1 and not labels.is_floating_point():
+            if module.ignore_index != IGNORED and bool((labels == IGNORED).any()):
+                raise ArgumentError(
+                    f"labels: {IGNORED} is no class, and ignore_index is {module.ignore_index}"
+                )
             return CrossEntropy(labels.masked_fill(labels == module.ignore_index, IGNORED))
         return _differentiated(module, labels)
 
@@ -174,7 +179,14 @@ def loss_of(loss: Any) -> tuple[Any, Callable[[Batch], BatchLoss] | None]:
     """
     of_parts = isinstance(loss, functools.partial)
     function, options = (loss.func, loss.keywords) if of_parts else (loss, {})
-    loss = next((kind(**options) for kind, named in KNOWN.items() if named is function), loss)
+    if kind := next((kind for kind, named in KNOWN.items() if named is function), None):
+        given = inspect.signature(kind).parameters
+        if (of_parts and loss.args) or not options.keys() <= given.keys():
+            raise ArgumentError(
+                f"loss: functools.partial of {function.__name__} takes options by name: "
+                f"{', '.join(given)}"
+            )
+        loss = kind(**options)
     if isinstance(loss, nn.Module):
         return loss, torch_loss(loss)
     if isinstance(loss, type):

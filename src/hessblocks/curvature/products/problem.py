@@ -395,12 +395,20 @@ class Problem(Operand):
             The loss.
 
         Raises:
+            ArgumentError: a parameter is missing, unknown or has another shape.
             RunError: the loss is not finite.
         """
         total, twice = 0.0, twice and not self.sharded
+        given = self.parameters if parameters is None else parameters
+        expected, found = ({n: p.shape for n, p in of.items()} for of in (self.parameters, given))
+        if found != expected:
+            wrong = min(dict(found.items() ^ expected.items()))
+            raise ArgumentError(
+                f"parameters: {wrong!r}: expected {expected.get(wrong)}, got {found.get(wrong)}"
+            )
         with self.computing(), torch.no_grad():
             for batch in (self.plan if twice else self.gradient_plan).passes:
-                pair = self.forward(batch, parameters or self.parameters, twice=twice)
+                pair = self.forward(batch, given, twice=twice)
                 end = losses.make_loss_node(*pair, 1 / self.valid)
                 total += self.check_finite(end.total(), batch)
         return self.processes.summed(total, self.device)

@@ -32,6 +32,8 @@ SAME = 1e-4
 """Two passes agree if no logit changes by more than this share of the largest logit."""
 MOVED = 1e-2
 """Relative perturbation of the parameters for a second check, which breaks ties between experts."""
+SHUT = 1e-6
+"""Largest entry of a parameter that counts as a closed gate."""
 
 
 class RepeatabilityWarning(UserWarning):
@@ -137,7 +139,8 @@ class RowComparison:
 
         Rounding alone may send a token at a tie between two experts to one of them in the whole
         batch and to the other in a microbatch. At perturbed parameters other tokens have ties, but
-        the same rows depend on each other.
+        the same rows depend on each other. A gate of 0, as it is at the start of training, hides
+        what its branch does with other rows, but not from derivatives: it is opened too.
 
         Args:
             batch: a batch that would be split.
@@ -145,11 +148,19 @@ class RowComparison:
         Returns:
             The error, or None if the batch may be split.
         """
-        points = [self.problem.parameters]
+        here = self.problem.parameters
         try:
-            change = self._change(batch, points)
+            change = self._change(batch, [here])
             if change > self._bound and not self.problem.sharded:
-                change = self._change(batch, [*points, _moved(self.problem.parameters)])
+                change = self._change(batch, [here, _moved(here)])
+            if (
+                change <= self._bound
+                and not self.problem.sharded
+                and any(map(_closed, here.values()))
+            ):
+                opened = [_opened(here, seed) for seed in (0, 1)]
+                if (change := self._change(batch, opened[:1])) > self._bound:
+                    change = self._change(batch, opened)
         except RuntimeError as error:
             if out_of_memory(error):
                 raise
@@ -229,6 +240,24 @@ def _moved(parameters: Parameters) -> Parameters:
     }
 
 
+def _closed(p: Tensor) -> bool:
+    """Tell whether a parameter has entries of 0, or only tiny ones, as a gate before training."""
+    return p.numel() > 0 and (bool((p == 0).any()) or float(p.abs().max()) < SHUT)
+
+
+def _opened(parameters: Parameters, seed: int) -> dict[str, Tensor]:
+    """Put random numbers in the place of such entries."""
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.where(
+            (p == 0) | (p.abs().max() < SHUT), torch.randn(p.shape, generator=draw).to(p) / 3, p
+        )
+        if _closed(p)
+        else p
+        for name, p in parameters.items()
+    }
+
+
 def check_rows(comparison: RowComparison) -> None:
     """Check that the rows of each batch that will be split are independent.
 
@@ -241,7 +270,7 @@ def check_rows(comparison: RowComparison) -> None:
         ArgumentError: rows of a batch depend on each other.
         RunError: another process found such a batch.
 
-    Cost: two forward passes of these batches, once.
+    Cost: two forward passes of these batches, once; four if parameters are 0.
     """
     problem = comparison.problem
     batches, processes, device = problem.batches, problem.processes, problem.device

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial, singledispatch, wraps
 from inspect import signature
 from numbers import Real
@@ -182,7 +182,10 @@ class LinearOperator(abc.ABC):
         from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
         def product(operator: LinearOperator, array: Any) -> Any:
-            columns = torch.as_tensor(array, dtype=self.dtype, device=self.device)
+            columns = torch.as_tensor(array, device=self.device)
+            if columns.is_complex():
+                raise ArgumentError("to_scipy: complex vectors; give real and imaginary parts")
+            columns = columns.to(self.dtype)
             flat = columns.reshape(columns.shape[0], -1)
             return operator._matmat(flat).reshape(-1, *columns.shape[1:]).cpu().numpy()
 
@@ -457,6 +460,12 @@ def operator_of(operand: LinearOperator | Operand) -> LinearOperator:
     )
 
 
+def _on_cpu() -> AbstractContextManager[Any]:
+    """Draw probes on the CPU, whatever `torch.set_default_device` says."""
+    cpu = torch.device("cpu")  # as a context it takes time at each call of torch
+    return nullcontext() if torch.get_default_device() == cpu else cpu
+
+
 def keeping(function: AnyFunction) -> AnyFunction:
     """Decorate an estimator: `kept` of its first argument, an operator or a problem, lasts a call.
 
@@ -471,7 +480,7 @@ def keeping(function: AnyFunction) -> AnyFunction:
     @wraps(function)
     def keep(*args: Any, **named: Any) -> Any:
         context = getattr(args[0] if args else named.get(first), "kept", nullcontext)
-        with context():
+        with context(), _on_cpu():
             return function(*args, **named)
 
     return cast(AnyFunction, keep)
