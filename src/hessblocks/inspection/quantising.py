@@ -124,12 +124,9 @@ def measure_quantise(
             f"--out: {folder} lies in FILE, which is replaced; give another folder."
         )
     settings.check_file(file, folder)
-    again = file.exists() and not settings.original
-    before = finished(folder, config, free) if again else {}
-    with claimed(folder, config, free=free):
+    before = finished(folder, config, free) if file.exists() and not settings.original else {}
+    with claimed(folder, config, free=free, finish=finish):
         if before:
-            if finish:
-                finish(folder)
             return {**before, "out": str(folder)}
         (folder / "summary.json").unlink(missing_ok=True)  # of another file
         files = 2 if settings.size_of else 3  # this one, and the mixes beside it
@@ -153,8 +150,6 @@ def measure_quantise(
         summary |= {"told": told, "original": apart}
         summary |= _summary(bill, chosen, measured, target, other, file, folder, progress)
         storage.write_json(folder / "summary.json", storage.finite(summary))
-        if finish:
-            finish(folder)
     return {**summary, "out": str(folder)}
 
 

@@ -219,8 +219,7 @@ def free_memory(device: str) -> int:
     """Return the free memory of a device in bytes."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
-    available: int = psutil.virtual_memory().available
-    return min(available, main_memory())
+    return min(int(psutil.virtual_memory().available), main_memory())
 
 
 def _before(folder: Path, settings: CurvatureInspection) -> Spending | None:

@@ -146,7 +146,7 @@ def simplify_model(
         "device": original.device.type,
     }
     run = storage.identity_of({k: v for k, v in config.items() if k not in FREE_SETTINGS})
-    with claimed(folder, config, free=FREE_SETTINGS):
+    with claimed(folder, config, free=FREE_SETTINGS, finish=finish):
         store = storage.mended_store(folder)
         if settings.save:
             label = _label(settings)
@@ -218,8 +218,6 @@ def simplify_model(
                     if store.get(key := _key_of(temporary)) is None:
                         store.add(key, [{"label": label}])
         storage.write_json(folder / "summary.json", storage.finite(summary))
-        if finish:
-            finish(folder)
     return {**summary, "out": str(folder)}
 
 
