@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.config import Settings, read_environment, read_settings, run_path
-from hessblocks.storage.files import read_object, refuse_links, write_json
+from hessblocks.storage.files import finite, read_object, refuse_links, write_json
 from hessblocks.storage.tables import (
     NORM,
     STAGES,
@@ -103,10 +104,8 @@ def load_results(folder: AnyPath) -> FolderResults:
             "or started command."
         )
     settings, environment = read_settings(config), read_environment(folder)
-    runs = [
-        run_path(folder, preset, seed) for seed in settings.seeds for preset in settings.presets
-    ]
-    folders = [folder, *sorted(runs)]
+    runs = product(settings.presets, settings.seeds)
+    folders = [folder, *sorted(run_path(folder, preset, seed) for preset, seed in runs)]
     losses = _gather(read_typed(Metric, path / "metrics.jsonl") for path in folders)
     metrics = {(m.preset, m.seed, m.split, m.step): m for m in losses}
     measurements = tuple(_gather(read_results(path / "results.csv") for path in folders))
@@ -146,20 +145,19 @@ def _missing(
         if not math.isfinite(row.value) and row.quantity != "loss":
             where = " ".join(word for word in (row.stage, row.part, row.group) if word)
             quantity = f"{row.quantity}{f' ({where})' if where else ''}"
-            number = f"{row.value}, not a number, and left out"
-            yield f"{row.preset}, seed {row.seed}: {quantity} is {number}."
+            run = f"{row.preset}, seed {row.seed}"
+            yield f"{run}: {quantity} is {row.value}, not a number, and left out."
     wants_curvature = settings.values.get("curvature", {}) is not None
     begun = {(row.preset, row.seed) for row in metrics}
     trained = {(row.preset, row.seed) for row in measurements if is_trained([row])}
     mapped = {(r.preset, r.seed, r.stage) for r in measurements if r.quantity == NORM}
-    for preset in settings.presets:
-        for seed in settings.seeds:
-            run = f"{preset}, seed {seed}"
-            if (preset, seed) not in trained:
-                yield f"{run}: {'not finished' if (preset, seed) in begun else 'not started'}."
-            for stage, words in zip(STAGES, ("before", "after"), strict=True):
-                if wants_curvature and (preset, seed, stage) not in mapped:
-                    yield f"{run}: no curvature {words} training."
+    for preset, seed in product(settings.presets, settings.seeds):
+        run = f"{preset}, seed {seed}"
+        if (preset, seed) not in trained:
+            yield f"{run}: {'not finished' if (preset, seed) in begun else 'not started'}."
+        for stage, words in zip(STAGES, ("before", "after"), strict=True):
+            if wants_curvature and (preset, seed, stage) not in mapped:
+                yield f"{run}: no curvature {words} training."
 
 
 def write_tuning(folder: Path, seed: int, tried: Tried) -> None:
@@ -176,9 +174,7 @@ def write_tuning(folder: Path, seed: int, tried: Tried) -> None:
     entries = {
         name: {
             "best": min(losses, key=lambda rate: losses[rate]),
-            "losses": [
-                [rate, losses[rate] if math.isfinite(losses[rate]) else None] for rate in losses
-            ],
+            "losses": finite([*losses.items()]),
         }
         for name, losses in tried.items()
         if losses
