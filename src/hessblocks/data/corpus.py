@@ -56,8 +56,7 @@ def cache_root() -> Path:
         return Path(base) / "hessblocks"
     if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
         return Path(local) / "hessblocks" / "cache"
-    folder = "Library/Caches" if sys.platform == "darwin" else ".cache"
-    return Path.home() / folder / "hessblocks"
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "hessblocks"
 
 
 def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
@@ -229,8 +228,7 @@ def _batches(texts: Iterable[Text]) -> Iterator[list[str]]:
     """Yield lists of pieces of about `_BATCH` characters; each document ends with END_OF_TEXT."""
     pieces = (p for text in texts for p in itertools.chain(pieces_of(text), [END_OF_TEXT]))
     parts, counted = itertools.tee(itertools.chain.from_iterable(map(slices_of, pieces)))
-    characters = itertools.accumulate(map(len, counted))
-    pairs = zip(parts, characters, strict=True)
+    pairs = zip(parts, itertools.accumulate(map(len, counted)), strict=True)
     for _, batch in itertools.groupby(pairs, lambda pair: pair[1] // _BATCH):
         yield [part for part, _ in batch]
 
@@ -247,8 +245,7 @@ class Windows(Dataset[Example]):
     def __init__(
         self, tokens: np.ndarray[Any, Any], context: int, first: Sequence[int] = ()
     ) -> None:
-        self.tokens = tokens
-        self.context = context
+        self.tokens, self.context = tokens, context
         self.first = np.asarray(first, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -306,8 +303,7 @@ class Corpus:
     @property
     def vocab_size(self) -> int:
         """Size of the vocabulary."""
-        size: int = self.tokenizer.get_vocab_size()
-        return size
+        return int(self.tokenizer.get_vocab_size())
 
     def windows(self, split: str, context: int) -> Windows:
         """Cut a split into non-overlapping windows.
