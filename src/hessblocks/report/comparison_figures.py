@@ -70,8 +70,7 @@ def gap_figure(comparison: Comparison) -> Figure | None:
     series = [line for line in _gaps(comparison, base) if line.x]
     if not series:
         return None
-    last = max(line.x[-1] for line in series)
-    early = SETTLED * last if len(series[0].x) > FEW else -1.0
+    early = SETTLED * max(line.x[-1] for line in series) if len(series[0].x) > FEW else -1.0
     settled = [y for line in series for x, y in zip(line.x, line.y, strict=True) if x > early]
     reach = max((error for line in series for error in line.error[-1:]), default=0.0)
     low, high = min(0.0, *settled), max(0.0, *settled)
@@ -138,9 +137,8 @@ def curvature_figure(comparison: Comparison) -> Figure | None:
     values = [y for lines in series.values() for line in lines for y in line.y]
     if not values:
         return None
-    error = seeds_and_error(
-        comparison.seeds, "the bar", "the bar is ± 1 standard error of the estimate"
-    )
+    single = "the bar is ± 1 standard error of the estimate"
+    error = seeds_and_error(comparison.seeds, "the bar", single)
     end = " Points on the line 0 are exactly zero." if 0 in values else ""
     return Figure(
         name="curvature",

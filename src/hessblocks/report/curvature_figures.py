@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib import style
 
@@ -28,16 +29,14 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
     Raises:
         RunError: a file cannot be written.
     """
-    folder, names = results.folder, list(results.norms)
-    drawn = {"layers": drawn_picture(layers_map(results), folder, "layers")}
+    figures: dict[str, Any] = {"layers": layers_map(results)}
+    names, layers = list(results.norms), [results.layers[name] for name in results.norms]
     for part, cells in results.cells.items():
         values = [[cells[row, column].value for column in names] for row in names]
-        layers = [results.layers[name] for name in names]
-        heatmap = draw_heatmap(names, layers, values, part=part)
-        drawn[f"map-{part}"] = drawn_picture(heatmap, folder, f"map-{part}")
+        figures[f"map-{part}"] = draw_heatmap(names, layers, values, part=part)
     for part, densities in results.spectra.items():
-        spectra = spectra_figure(densities, part)
-        drawn[f"spectra-{part}"] = drawn_picture(spectra, folder, f"spectra-{part}")
+        figures[f"spectra-{part}"] = spectra_figure(densities, part)
+    drawn = {name: drawn_picture(figures[name], results.folder, name) for name in figures}
     return {name: pictures for name, pictures in drawn.items() if pictures}
 
 

@@ -94,9 +94,8 @@ def curvature_lines(results: CurvatureResults) -> list[Table | str]:
     for part, share in results.off_diagonal_shares.items():
         lines += [f"off-diagonal share of {part}: {norm_text(share)}"]
     for group, pairs in list(results.eigenvalues.items())[:TEN]:
-        lines += [
-            f"largest (most positive) eigenvalues of H, {group or WHOLE}: {eigenvalue_text(pairs)}"
-        ]
+        text = eigenvalue_text(pairs)
+        lines += [f"largest (most positive) eigenvalues of H, {group or WHOLE}: {text}"]
     for part, names in results.zero_groups().items():
         lines += [f"zero curvature ({part}): {short_names(names)}"]
     return lines

@@ -137,8 +137,7 @@ def price_headline(summary: Row) -> tuple[str, ...]:
     single = [f"One at a time: {summary['check']}."] if "check" in summary else []
     if "sentences" in summary:
         return (*summary["sentences"], *single, *told_sentences(summary))
-    priced = summary.get("what", "matrices")
-    first = f"Expected cost in nats per token of all {priced} together: "
+    first = f"Expected cost in nats per token of all {summary.get('what', 'matrices')} together: "
     first += "; ".join(f"{name}: {nats(row)}" for name, row in rows.items()) + "."
     if summary.get("form") == "moments":
         first = f"The copy is expected to cost {nats(shown[0])} nats per token."
@@ -153,8 +152,7 @@ def price_headline(summary: Row) -> tuple[str, ...]:
             f"{nats(shown[0])} nats per token; all matrices would cost {', '.join(costs)}."
         )
     if shown[0]["measured"] is not None:
-        measured = between.join(nats(row, "measured") for row in shown)
-        first += f" Measured on other text: {measured}."
+        first += f" Measured on other text: {between.join(nats(r, 'measured') for r in shown)}."
     if any(row["outside"].startswith(("forecast", "weight")) for row in shown):
         first += (
             " Changes so large are beyond what forecasts can tell: rather trust what is measured."
@@ -164,12 +162,8 @@ def price_headline(summary: Row) -> tuple[str, ...]:
         f"{row['place'].removeprefix('model.').removesuffix('.weight')} {nats(row)}"
         for row in [row for row in summary["bill"] if row["how"] == how][:2]
     )
-    return (
-        first,
-        f"Dearest alone, {how}: {', '.join(dearest)}.",
-        *single,
-        *told_sentences(summary),
-    )
+    alone = f"Dearest alone, {how}: {', '.join(dearest)}."
+    return (first, alone, *single, *told_sentences(summary))
 
 
 def _costs(rows: Sequence[Row]) -> str:
@@ -410,9 +404,8 @@ def _before_and_after(summary: Row) -> templates.Table:
     """Tabulate sizes, speeds and, for each text, perplexity and KL of both models."""
     rows: list[tuple[str, ...]] = []
     if "before" in summary:
-        pair = summary["before"], summary["after"]
         rows = [
-            (words, *(format(sizes[name], form) for sizes in pair))
+            (words, *(format(summary[model][name], form) for model in ("before", "after")))
             for name, (words, form) in SIZES.items()
         ]
     for text in summary["texts"] if rows else ():
