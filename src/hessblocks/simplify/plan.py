@@ -141,8 +141,7 @@ class _Layer:
 
     def steps(self) -> Iterator[tuple[float, int, LayerChange]]:
         """Yield the next changes, each with the cost and the parameters that it adds."""
-        now = self.change
-        cost, saved = self._totals(now)
+        cost, saved = self._totals(self.change)
         for change in self._next():
             new_cost, parameters = self._totals(change)
             yield max(new_cost - cost, 0.0), parameters - saved, change
@@ -160,8 +159,7 @@ class _Layer:
         if "heads" in self._costs and now.attention == "kept" and now.groups + 1 < self._groups:
             yield replace(now, groups=now.groups + 1)
         if self._units:
-            left = self._units - now.units
-            gone = now.units + (left % self._step or self._step)
+            gone = now.units + ((self._units - now.units) % self._step or self._step)
             if gone <= MOST * self._units:
                 yield replace(now, units=gone)
 
