@@ -37,9 +37,7 @@ def collapse(layers: Layers) -> int | None:
     """Find the first layer of rank collapse, where tokens become alike; None if there is none."""
     from hessblocks.signal import rank_collapse
 
-    return rank_collapse(
-        [values["token_similarity"] for layer, values in layers.items() if layer != ""]
-    )
+    return rank_collapse([v["token_similarity"] for layer, v in layers.items() if layer != ""])
 
 
 def described(rows: SignalRows) -> dict[str, Any]:
@@ -92,12 +90,8 @@ def lines(rows: SignalRows) -> Iterator[Table | str]:
 def _table(models: Mapping[str, Layers], columns: Mapping[str, str]) -> Table:
     """Make a table of `SHOWN` layers per model, one per row; `columns` maps names to headings."""
     rows = [
-        (
-            name,
-            "inputs" if layer == "" else str(layer),
-            *(_cell(values, column) for column in columns),
-        )
-        for name, layers in models.items()
+        (model, "inputs" if layer == "" else str(layer), *(_cell(values, name) for name in columns))
+        for model, layers in models.items()
         for layer, values in _some(layers)
     ]
     return plain_table(("model", "layer", *columns.values()), rows)
@@ -118,5 +112,4 @@ def _cell(values: Mapping[str, float], quantity: str) -> str:
         return ""
     if math.isinf(value):
         return "∞"
-    bound = "≥ " if quantity == "jacobian_condition" else ""
-    return bound + number(value)
+    return ("≥ " if quantity == "jacobian_condition" else "") + number(value)
