@@ -294,16 +294,13 @@ class CurvatureCallback(Following):
         for part in parts:
             check_name("parts", part, PARTS)
         curvature.check_probes(probes)
-        self._batch, self._groups, self._parts = batch, groups, parts
-        self._probes, self._loss, self._seed = probes, loss, seed
+        self._batch, self._groups, self._loss = batch, groups, loss
+        self._norms: dict[str, Any] = {"parts": parts, "probes": probes, "seed": seed}
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
         """Measure one row per group and part."""
         problem, groups = curvature.Problem(model, self._batch, self._loss), self._groups_of(model)
-        norms = curvature.group_norms(
-            problem, groups, probes=self._probes, seed=self._seed, parts=self._parts
-        )
-        return curvature.norm_rows(groups, norms)
+        return curvature.norm_rows(groups, curvature.group_norms(problem, groups, **self._norms))
 
     def _groups_of(self, model: nn.Module) -> Mapping[str, curvature.ParameterGroup]:
         groups = self._groups(model) if callable(self._groups) else self._groups
@@ -346,8 +343,7 @@ class SignalCallback(Following):
     def name_of(self, row: Mapping[str, Any]) -> str:
         """Return signal/LAYER/QUANTITY, with the role at its end if there is one."""
         layer = "input" if row["layer"] == "" else row["layer"]
-        role = f"/{row['role']}" if row["role"] else ""
-        return f"signal/{layer}/{row['quantity']}{role}"
+        return f"signal/{layer}/{row['quantity']}" + (f"/{row['role']}" if row["role"] else "")
 
 
 class GainCallback(Following):
@@ -423,7 +419,5 @@ def _gains(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor | float]]
         yield from ((f"alpha_{letter}", module.skip), (f"beta_{letter}", module.gain))
     elif isinstance(module, ReparametrisedLinear):
         letter = WEIGHTS.get(path) or WEIGHTS.get(name, name)
-        yield from (
-            (f"alpha_{letter}", module.initial_gain),
-            (f"beta_{letter}", module.update_gain),
-        )
+        yield f"alpha_{letter}", module.initial_gain
+        yield f"beta_{letter}", module.update_gain

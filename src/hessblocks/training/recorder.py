@@ -77,8 +77,7 @@ def sequence_flops(model: PreTrainedModel, context: int) -> int:
     tokens = torch.zeros(1, context, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(input_ids=tokens, labels=tokens).loss.backward()
-    count: int = counter.get_total_flops()
-    return count
+    return int(counter.get_total_flops())
 
 
 class Recorder(TrainerCallback):
