@@ -29,8 +29,7 @@ def by_model(rows: SignalRows) -> dict[str, Layers]:
 
 def reasons(rows: SignalRows) -> dict[tuple[str, str], str]:
     """Find each (model, quantity) that lacks a value at any layer, with the reason."""
-    missing = (row for row in rows if row["value"] is None)
-    return {(row["model"], row["quantity"]): row["method"] for row in missing}
+    return {(r["model"], r["quantity"]): r["method"] for r in rows if r["value"] is None}
 
 
 def collapse(layers: Layers) -> int | None:
@@ -64,8 +63,7 @@ def lines(rows: SignalRows) -> Iterator[Table | str]:
     from hessblocks.signal import COLLAPSED
 
     models = by_model(rows)
-    values = [values for layers in models.values() for values in layers.values()]
-    measured = {name for entry in values for name in entry}
+    measured = {name for layers in models.values() for values in layers.values() for name in values}
     columns = {name: name.replace("_", "\n") for name in SIGNAL_QUANTITIES if name in measured}
     yield _table(models, columns)
     yield (
@@ -99,16 +97,14 @@ def _table(models: Mapping[str, Layers], columns: Mapping[str, str]) -> Table:
 
 def _some(layers: Layers) -> list[tuple[Any, dict[str, float]]]:
     """Choose the inputs and `SHOWN` evenly spaced layers, with the first and the last."""
-    items = list(layers.items())
-    inputs, rest = items[:1], items[1:]
+    inputs, *rest = layers.items()
     count = min(SHOWN, len(rest))
     indices = sorted({round(k * (len(rest) - 1) / max(count - 1, 1)) for k in range(count)})
-    return inputs + [rest[index] for index in indices]
+    return [inputs, *(rest[index] for index in indices)]
 
 
 def _cell(values: Mapping[str, float], quantity: str) -> str:
-    value = values.get(quantity)
-    if value is None:
+    if (value := values.get(quantity)) is None:
         return ""
     if math.isinf(value):
         return "∞"
