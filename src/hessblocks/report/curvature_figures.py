@@ -45,17 +45,13 @@ def layers_map(results: CurvatureResults) -> Figure | None:
     part = results.parts[-1] if results.norms else ""
     kinds: dict[str, dict[int, float]] = defaultdict(dict)
     for name, norms in results.norms.items():
-        layer = results.layers[name]
-        if layer is not None:
+        if (layer := results.layers[name]) is not None:
             kind = name.partition(f".{layer}.")[2] or name
             kinds[kind.replace("_", " ")][layer] = log10(norms[part].value)
     depth = 1 + max((max(layers) for layers in kinds.values()), default=0)
     if depth < 2 or len(kinds) > MOST_KINDS:
         return None
-    rows = {
-        kind: tuple(norms.get(layer, math.nan) for layer in range(depth))
-        for kind, norms in kinds.items()
-    }
+    rows = {kind: tuple(row.get(n, math.nan) for n in range(depth)) for kind, row in kinds.items()}
     return layer_map({f"{PARTS[part]}, by layer": rows}, "log₁₀ nats per token")
 
 

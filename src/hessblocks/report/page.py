@@ -126,8 +126,7 @@ def command_line(folder: Path) -> str:
     Raises:
         RunError: command.json is damaged.
     """
-    path = folder / COMMAND
-    if not path.exists():
+    if not (path := folder / COMMAND).exists():
         return ""
     words = read_object(path).get("words")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -180,15 +181,11 @@ def _over_bits(summary: Row) -> Figure | None:
     rows = [row for row in summary["together"] if row.get("bits")]
     if len(rows) < 2 or "what" in summary:
         return None
-    groups = {
-        "all alike": [row for row in rows if row["name"] != "allocation"],
-        "allocation": [row for row in rows if row["name"] == "allocation"],
-    }
-    lines = {
-        f"{name}, {kind}": (group, kind)
-        for name, group in groups.items()
-        for kind in ("forecast", "measured")
-    }
+    groups: dict[str, list[Row]] = {"all alike": [], "allocation": []}
+    for row in rows:
+        groups["allocation" if row["name"] == "allocation" else "all alike"].append(row)
+    pairs = product(groups, ("forecast", "measured"))
+    lines = {f"{name}, {kind}": (groups[name], kind) for name, kind in pairs}
     return cost_figure(lines, "bits", "Bits of an entry, on average")
 
 
