@@ -75,8 +75,7 @@ def check_model_folder(folder: Path) -> None:
     Cost:
         Reads config.json and the headers of the weights.
     """
-    path = folder / "config.json"
-    if not path.is_file():
+    if not (path := folder / "config.json").is_file():
         return
     config = read_object(path)
     kinds = config.get("architectures")
