@@ -28,7 +28,6 @@ from hessblocks.conventions import AnyPath
 from hessblocks.data.texts import Text, cut_runs, pieces_of, slices_of, thinned
 from hessblocks.errors import ArgumentError, RunError, in_units
 from hessblocks.settings import VOCABULARY
-from hessblocks.storage import write_text
 
 Build = Callable[[Path], Mapping[str, Any]]
 """Function that fills a folder and returns a description of its contents, as JSON values."""
@@ -187,7 +186,7 @@ def write_corpus(
     folder, train = Path(folder), texts["train"]
     pieces = thinned(train, sum(map(len, train)), LEARNING_CHARACTERS)
     encoding = learn_encoding(pieces, vocabulary, special)
-    write_text(folder / "tokenizer.json", encoding.to_str())
+    storage.write_text(folder / "tokenizer.json", encoding.to_str())
     return {
         "vocabulary": encoding.get_vocab_size(),
         "splits": {
@@ -322,8 +321,7 @@ class Corpus:
             raise ArgumentError(f"split: {split!r} is unknown; known: {', '.join(self.splits)}.")
         if context < 2:
             raise ArgumentError(f"--context: expected at least 2 tokens, got {context}.")
-        tokens = self.splits[split]
-        if len(tokens) < context:
+        if len(tokens := self.splits[split]) < context:
             raise ArgumentError(
                 f"--data: the {split} split of {self.name} has {len(tokens)} tokens, fewer than "
                 f"one context of {context}; give more text or a shorter --context."

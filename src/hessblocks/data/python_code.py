@@ -193,8 +193,7 @@ def standard_library() -> Source:
     """
     root = Path(sysconfig.get_path("stdlib"))
     paths = [p for p in python_files(root) if not Path(p).name.startswith("_sysconfigdata")]
-    library = [p for p in paths if not is_test(p)]
-    if len(library) < FEW_FILES:
+    if len(library := [p for p in paths if not is_test(p)]) < FEW_FILES:
         raise RunError(
             f"python-code: the interpreter ({sys.executable}) has no source of its standard "
             "library; give text of your own with --data PATH."

@@ -101,8 +101,7 @@ def priced_plan(
     saved, forecast = 0, 0.0
     while saved < goal:
         steps = [(*step, n) for n, layer in layers.items() for step in layer.steps()]
-        gaining = [step for step in steps if step[1] > 0]
-        if not gaining:
+        if not (gaining := [step for step in steps if step[1] > 0]):
             raise _too_much(model, save, saved)
         # parameters beyond the goal are worth nothing
         best = min(gaining, key=lambda step: step[0] / min(step[1], goal - saved))

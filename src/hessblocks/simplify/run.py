@@ -33,7 +33,6 @@ from hessblocks.simplify.least_squares import OUTPUTS, RIDGES, NormalEquations
 from hessblocks.simplify.passes import LARGEST, Held, Pass
 from hessblocks.simplify.plan import even_plan, priced_plan
 from hessblocks.simplify.speed import numbers_of, seconds_of
-from hessblocks.storage import CARD, write_text
 from hessblocks.training import claimed, resolve_device, saving
 
 CHEAPEST = 60
@@ -479,7 +478,7 @@ def _write_card(folder: Path, kind: str, facts: Mapping[str, Any], **about: Any)
     rows = "\n".join(f"| {_shown(name)} | {_shown(value)} |" for name, value in facts.items())
     data = ModelCardData(**about).to_yaml().strip()
     text = f"---\n{data}\n---\n\n# A {kind} with fewer parameters\n\n"
-    write_text(folder / CARD, f"{text}| | |\n| --- | --- |\n{rows}\n")
+    storage.write_text(folder / storage.CARD, f"{text}| | |\n| --- | --- |\n{rows}\n")
 
 
 def _shown(value: Any) -> str:
