@@ -66,8 +66,7 @@ def draw_heatmap(
 
 def _colour(axis: Axes, norms: np.ndarray, label: str, shrink: float = 1.0) -> None:
     """Draw positive norms on a logarithmic colour scale."""
-    positive = norms[norms > 0]
-    if not positive.size:
+    if not (positive := norms[norms > 0]).size:
         return
     highest = float(positive.max())
     lowest = max(float(positive.min()), highest * 10.0**-DECADES)

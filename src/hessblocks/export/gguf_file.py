@@ -125,8 +125,7 @@ def _typed(field: Any) -> Any:
 
 def _of_config(config: Any) -> dict[str, Any]:
     """Turn a configuration of transformers into fields of llama.cpp."""
-    kind = config.model_type
-    if kind not in ("llama", "mistral", "qwen2", "qwen3"):
+    if (kind := config.model_type) not in ("llama", "mistral", "qwen2", "qwen3"):
         raise ArgumentError(
             f"--to gguf: llama.cpp's names for a model of the kind {kind} are not known here; "
             "known are those of Llama, Mistral, Qwen2 and Qwen3, and of any model in a GGUF file."

@@ -317,10 +317,8 @@ def write_tables(
         measured = [records[name] for name in groups]
         if all("column" in record for record in measured):
             columns = [curvature.ColumnSquares(**record["column"]) for record in measured]
-            maps = [
-                curvature.combine_columns(groups, columns, part)
-                for part in _ordered(columns[0].squares)
-            ]
+            parts = _ordered(columns[0].squares)
+            maps = [curvature.combine_columns(groups, columns, part) for part in parts]
         elif all("samples" in record for record in measured):
             products = [torch.tensor(record["samples"]).double() for record in measured]
             maps = [curvature.combine_samples(groups, torch.stack(products))]

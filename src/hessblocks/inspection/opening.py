@@ -183,8 +183,7 @@ def masked(batch: TokenBatch, subject: Subject, seed: int) -> Tokens:
     Raises:
         ArgumentError: the model has no tokeniser with a mask token.
     """
-    mask = getattr(subject.tokenizer, "mask_token_id", None)
-    if mask is None:
+    if (mask := getattr(subject.tokenizer, "mask_token_id", None)) is None:
         raise ArgumentError(
             f"--loss: masked-lm needs a tokenizer with a mask token beside {subject.name}; save it "
             "into the same folder, or choose another loss."

@@ -264,8 +264,7 @@ def _stored(source: str, subject: Subject) -> tuple[dict[str, Tensor], list[str]
             "that its matrices alone are not its rounding; give the model that it was made from."
         )
     differ = [n for n, _ in model.named_parameters() if not torch.equal(stored[n], parameters[n])]
-    matrices = {n: stored[n] for n in differ if n not in norms}
-    if not matrices:
+    if not (matrices := {n: stored[n] for n in differ if n not in norms}):
         raise ArgumentError(
             f"--against: {source} has the same weights as {subject.name}; give a quantised copy."
         )
@@ -499,15 +498,12 @@ def _summary(
         for kind in ("svg", "png"):
             with storage.atomic_path(folder / "figures" / f"check.{kind}") as temporary:
                 drawn.savefig(temporary, dpi=150)
+    costs = dict(zip(sets, together, strict=True))
     if settings.cache:
         kind = "measured" if settings.check else "forecast"
-        costs = dict(zip(sets, together, strict=True))
         summary["sentences"] = list(cache_sentences(costs, settings.cache, kind))
         summary["heads"] = head_map(bill, settings.cache[len(settings.cache) // 2])
-    named = [
-        {**row, "name": name, "bits": bill.sum(sets[name]).bits}
-        for name, row in zip(sets, together, strict=True)
-    ]
+    named = [{**row, "name": n, "bits": bill.sum(sets[n]).bits} for n, row in costs.items()]
     summary["together"] = [{key: row.get(key) for key in TOGETHER} for row in named]
     storage.write_table(folder / "together.csv", TOGETHER, summary["together"])
     return summary

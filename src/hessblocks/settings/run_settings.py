@@ -174,9 +174,8 @@ class TunedSettings(TrainingSettings):
     @property
     def of_each(self) -> TrainingSettings:
         """Settings of a single run, without the search."""
-        return TrainingSettings(
-            **{field.name: getattr(self, field.name) for field in fields(TrainingSettings)}
-        )
+        names = (field.name for field in fields(TrainingSettings))
+        return TrainingSettings(**{name: getattr(self, name) for name in names})
 
 
 NEVER = marks.Range(lambda value: value >= 0, "a number of steps, or 0 for never")

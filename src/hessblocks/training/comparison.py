@@ -67,8 +67,7 @@ def next_rate(tried: dict[float, float], middle: int) -> float | None:
     rates = {offset: half_decade(middle + offset) for offset in range(-FARTHEST, FARTHEST + 1)}
     losses = {offset: tried[rate] for offset, rate in rates.items() if rate in tried}
     best = min(losses, key=lambda offset: (losses[offset], offset), default=0)
-    wanted = [offset for offset in (best, best - 1, best + 1) if offset not in losses]
-    if not wanted:
+    if not (wanted := [place for place in (best, best - 1, best + 1) if place not in losses]):
         return None
     if abs(wanted[0]) > FARTHEST:
         raise RunError(
@@ -218,8 +217,7 @@ def compare(
         RunError: `out` cannot be written.
     """
     with _opened(settings, corpus, out, command, finish) as (folder, prepared):
-        left = [r for r in settings.runs() if not folder.run(r.preset, r.seed).model.exists()]
-        if left:
+        if left := [r for r in settings.runs() if not folder.run(r.preset, r.seed).model.exists()]:
             with progress.stage("plan"):
                 cost = _cost(settings, left, prepared, progress)
             without = "; --no-curvature leaves the last out" if command == "compare" else ""
@@ -283,9 +281,8 @@ def _gather(folder: RunFolder, settings: Sequence[RunSettings], prepared: Prepar
             finished = storage.is_trained(measured) and path in written
             lines += storage.read_finished_lines(path) if finished else storage.read_lines(path)
         if name == "metrics" or lines:
-            storage.write_text(
-                getattr(folder, name), "".join(json.dumps(entry) + "\n" for entry in lines)
-            )
+            text = "".join(json.dumps(entry) + "\n" for entry in lines)
+            storage.write_text(getattr(folder, name), text)
     storage.write_results(folder.results, chain.from_iterable(rows))
 
 

@@ -192,10 +192,9 @@ def writing(folder: Path, shown: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
         if not isinstance(error, OSError | SafetensorError) and not _WRITERS.search(str(error)):
             raise
-        reason, by_system, _ = str(error).partition(" (os error")
-        reason = getattr(error, "strerror", None) or (
-            reason if by_system else "the disk is full or failing"
-        )
+        words, by_system, _ = str(error).partition(" (os error")
+        said = words if by_system else "the disk is full or failing"
+        reason = getattr(error, "strerror", None) or said
         raise RunError(
             f"--out: {shown} cannot be written ({reason}); free some space and run again."
         ) from error

@@ -82,8 +82,7 @@ class Observer(TrainerCallback):
             for row in SignalCallback(batch).measure(model):
                 if row["value"] is not None:
                     layer = None if row["layer"] == "" else row["layer"]
-                    names = ("quantity", "role", "value")
-                    yield {name: row[name] for name in names} | {"layer": layer}
+                    yield {n: row[n] for n in ("quantity", "role", "value")} | {"layer": layer}
         if curvature_due:
             groups = {
                 name: group
@@ -365,8 +364,7 @@ class GainCallback(Following):
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
         """Read one row per layer and gain, the mean over heads."""
-        names = ("layer", "quantity", "value")
-        return ({name: row[name] for name in names} for row in gain_values(model))
+        return ({n: row[n] for n in ("layer", "quantity", "value")} for row in gain_values(model))
 
     def name_of(self, row: Mapping[str, Any]) -> str:
         """Return gain/LAYER/QUANTITY."""

@@ -172,8 +172,7 @@ class Recorder(TrainerCallback):
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Record the training loss; NaN for a step at which training diverged."""
-        logs = kwargs["logs"]
-        if "loss" not in logs:
+        if "loss" not in (logs := kwargs["logs"]):
             return
         before, seconds = self._logged
         tokens = self._tokens(state.global_step)
