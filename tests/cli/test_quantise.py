@@ -26,7 +26,7 @@ import hessblocks as hb
 from hessblocks import export, inspection
 from hessblocks.bill import bill as bills
 from hessblocks.cli.app import main
-from hessblocks.inspection import quantising
+from hessblocks.inspection import pricing, quantising
 from hessblocks.report.pretrained_pages import quantise_headline
 from hessblocks.storage import read_object
 from tests.cli.helpers import Shell, sentence
@@ -94,7 +94,7 @@ def test_weights_and_kl_are_those_that_are_reported(place: Path) -> None:
     })  # fmt: skip
     subject = quantising.Subject(name="tiny", model=model, tokenizer=tokenizer)
     texts = quantising.documents_of(place / "text.txt")
-    _, other = quantising.drawn_batches(subject, texts, settings, 6)
+    _, other = pricing.drawn_batches(subject, texts, settings, 6)
     with torch.no_grad():
         before, after = (
             one(other).logits[:, :-1].double().log_softmax(-1) for one in (model, again)
@@ -214,7 +214,7 @@ def test_a_simplified_model_is_measured_against_the_model_it_was_made_from(
         "size_of": "IQ4_NL", "sequences": 8, "tokens": 16, "check": 6,
     })  # fmt: skip
     subject = quantising.Subject(name="tiny", model=original, tokenizer=tokenizer)
-    _, windows = quantising.drawn_batches(subject, quantising.documents_of(text), settings, 6)
+    _, windows = pricing.drawn_batches(subject, quantising.documents_of(text), settings, 6)
     with torch.no_grad():
         before, smaller_model, both = (
             model(windows).logits[:, :-1].double().log_softmax(-1)

@@ -15,10 +15,8 @@ from cyclopts import App, Argument, ArgumentCollection, CycloptsError, Group, Pa
 from rich.console import Console
 
 from hessblocks._version import __version__
-from hessblocks.cli import checks
+from hessblocks.cli import checks, extensions
 from hessblocks.cli.commands import COMMANDS
-from hessblocks.cli.extensions import COMMANDS as FURTHER
-from hessblocks.cli.extensions import STUDIES, lacking_for, load_all
 from hessblocks.cli.interruption import signals_interrupt
 from hessblocks.cli.options import WORDS, taking
 from hessblocks.errors import ArgumentError, HessblocksError, out_of_memory
@@ -147,11 +145,12 @@ def _add_other_commands(word: str) -> None:
     """Add the commands of other distributions, unless the user asked for one of ours."""
     if word in OWN:
         return
-    if lacking := lacking_for(word):
+    if lacking := extensions.lacking_for(word):
         raise ArgumentError(f"{word}: {lacking}")
-    for name, command in load_all(FURTHER).items():
+    group = Group(f"From {extensions.STUDIES}", sort_key=len(GROUPS))
+    for name, command in extensions.load_all(extensions.COMMANDS).items():
         if name not in app:
-            app.command(command, name=name, group=Group(f"From {STUDIES}", sort_key=len(GROUPS)))
+            app.command(command, name=name, group=group)
 
 
 def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:

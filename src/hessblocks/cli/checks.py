@@ -65,8 +65,7 @@ def _not_text(file: Path) -> str:
     if kind := "a model" if file.suffix == ".safetensors" else KINDS.get(head[:4]):
         return f"is {kind}"
     with suppress(UnicodeDecodeError):  # a character may be cut off at the end
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        if "\0" not in decoder.decode(head, final=len(head) < SIZE):
+        if "\0" not in codecs.getincrementaldecoder("utf-8")().decode(head, len(head) < SIZE):
             return ""
     return "is not UTF-8 text"
 

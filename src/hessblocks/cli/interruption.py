@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from types import FrameType
 
-SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 ONE_EVENT = 1.0
 """Seconds in which further signals count as the same one: torchrun repeats the terminal's."""
 

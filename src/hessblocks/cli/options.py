@@ -165,10 +165,8 @@ def taking(command: Callable[..., object]) -> None:
 
 
 def _panel(parameter: inspect.Parameter, order: float) -> inspect.Parameter:
-    record: Any = parameter.annotation
-    described = _described(record, order)
-    taken: Any = Annotated[described, Parameter(name="*")]
-    return parameter.replace(annotation=taken, default=settings.make(record, {}))
+    kind: Any = parameter.annotation
+    return parameter.replace(annotation=_described(kind, order), default=settings.make(kind, {}))
 
 
 def _described(record: Any, order: float) -> Any:
@@ -176,8 +174,7 @@ def _described(record: Any, order: float) -> Any:
     fields = {}
     for name, kind in settings.kinds(record).items():
         if is_dataclass(kind.type):
-            inner = _described(kind.type, order + 0.5)
-            fields[name] = Annotated[inner, Parameter(name="*")]
+            fields[name] = _described(kind.type, order + 0.5)
         else:
             # settings turn words into numbers themselves; pydantic, if imported, would refuse them
             shown = tuple[Any, ...] if kind.several else kind.type
@@ -190,7 +187,7 @@ def _described(record: Any, order: float) -> Any:
         """Replace the settings' `__init__`, whose annotations cyclopts cannot resolve here."""
 
     body = {"__new__": from_options, "__init__": unused, "__annotations__": fields}
-    return _Described(record.__name__, (record,), body)
+    return Annotated[_Described(record.__name__, (record,), body), Parameter(name="*")]
 
 
 class _Described(type):

@@ -29,17 +29,14 @@ def by_model(rows: SignalRows) -> dict[str, Layers]:
 
 def reasons(rows: SignalRows) -> dict[tuple[str, str], str]:
     """Find each (model, quantity) that lacks a value at any layer, with the reason."""
-    missing = (row for row in rows if row["value"] is None)
-    return {(row["model"], row["quantity"]): row["method"] for row in missing}
+    return {(r["model"], r["quantity"]): r["method"] for r in rows if r["value"] is None}
 
 
 def collapse(layers: Layers) -> int | None:
     """Find the first layer of rank collapse, where tokens become alike; None if there is none."""
     from hessblocks.signal import rank_collapse
 
-    return rank_collapse(
-        [values["token_similarity"] for layer, values in layers.items() if layer != ""]
-    )
+    return rank_collapse([v["token_similarity"] for layer, v in layers.items() if layer != ""])
 
 
 def described(rows: SignalRows) -> dict[str, Any]:
@@ -66,8 +63,7 @@ def lines(rows: SignalRows) -> Iterator[Table | str]:
     from hessblocks.signal import COLLAPSED
 
     models = by_model(rows)
-    values = [values for layers in models.values() for values in layers.values()]
-    measured = {name for entry in values for name in entry}
+    measured = {name for layers in models.values() for values in layers.values() for name in values}
     columns = {name: name.replace("_", "\n") for name in SIGNAL_QUANTITIES if name in measured}
     yield _table(models, columns)
     yield (
@@ -92,12 +88,8 @@ def lines(rows: SignalRows) -> Iterator[Table | str]:
 def _table(models: Mapping[str, Layers], columns: Mapping[str, str]) -> Table:
     """Make a table of `SHOWN` layers per model, one per row; `columns` maps names to headings."""
     rows = [
-        (
-            name,
-            "inputs" if layer == "" else str(layer),
-            *(_cell(values, column) for column in columns),
-        )
-        for name, layers in models.items()
+        (model, "inputs" if layer == "" else str(layer), *(_cell(values, name) for name in columns))
+        for model, layers in models.items()
         for layer, values in _some(layers)
     ]
     return plain_table(("model", "layer", *columns.values()), rows)
@@ -105,18 +97,15 @@ def _table(models: Mapping[str, Layers], columns: Mapping[str, str]) -> Table:
 
 def _some(layers: Layers) -> list[tuple[Any, dict[str, float]]]:
     """Choose the inputs and `SHOWN` evenly spaced layers, with the first and the last."""
-    items = list(layers.items())
-    inputs, rest = items[:1], items[1:]
+    inputs, *rest = layers.items()
     count = min(SHOWN, len(rest))
     indices = sorted({round(k * (len(rest) - 1) / max(count - 1, 1)) for k in range(count)})
-    return inputs + [rest[index] for index in indices]
+    return [inputs, *(rest[index] for index in indices)]
 
 
 def _cell(values: Mapping[str, float], quantity: str) -> str:
-    value = values.get(quantity)
-    if value is None:
+    if (value := values.get(quantity)) is None:
         return ""
     if math.isinf(value):
         return "∞"
-    bound = "≥ " if quantity == "jacobian_condition" else ""
-    return bound + number(value)
+    return ("≥ " if quantity == "jacobian_condition" else "") + number(value)

@@ -28,7 +28,6 @@ from hessblocks.conventions import AnyPath
 from hessblocks.data.texts import Text, cut_runs, pieces_of, slices_of, thinned
 from hessblocks.errors import ArgumentError, RunError, in_units
 from hessblocks.settings import VOCABULARY
-from hessblocks.storage import write_text
 
 Build = Callable[[Path], Mapping[str, Any]]
 """Function that fills a folder and returns a description of its contents, as JSON values."""
@@ -56,8 +55,7 @@ def cache_root() -> Path:
         return Path(base) / "hessblocks"
     if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
         return Path(local) / "hessblocks" / "cache"
-    folder = "Library/Caches" if sys.platform == "darwin" else ".cache"
-    return Path.home() / folder / "hessblocks"
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "hessblocks"
 
 
 def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
@@ -188,7 +186,7 @@ def write_corpus(
     folder, train = Path(folder), texts["train"]
     pieces = thinned(train, sum(map(len, train)), LEARNING_CHARACTERS)
     encoding = learn_encoding(pieces, vocabulary, special)
-    write_text(folder / "tokenizer.json", encoding.to_str())
+    storage.write_text(folder / "tokenizer.json", encoding.to_str())
     return {
         "vocabulary": encoding.get_vocab_size(),
         "splits": {
@@ -229,8 +227,7 @@ def _batches(texts: Iterable[Text]) -> Iterator[list[str]]:
     """Yield lists of pieces of about `_BATCH` characters; each document ends with END_OF_TEXT."""
     pieces = (p for text in texts for p in itertools.chain(pieces_of(text), [END_OF_TEXT]))
     parts, counted = itertools.tee(itertools.chain.from_iterable(map(slices_of, pieces)))
-    characters = itertools.accumulate(map(len, counted))
-    pairs = zip(parts, characters, strict=True)
+    pairs = zip(parts, itertools.accumulate(map(len, counted)), strict=True)
     for _, batch in itertools.groupby(pairs, lambda pair: pair[1] // _BATCH):
         yield [part for part, _ in batch]
 
@@ -247,8 +244,7 @@ class Windows(Dataset[Example]):
     def __init__(
         self, tokens: np.ndarray[Any, Any], context: int, first: Sequence[int] = ()
     ) -> None:
-        self.tokens = tokens
-        self.context = context
+        self.tokens, self.context = tokens, context
         self.first = np.asarray(first, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -306,8 +302,7 @@ class Corpus:
     @property
     def vocab_size(self) -> int:
         """Size of the vocabulary."""
-        size: int = self.tokenizer.get_vocab_size()
-        return size
+        return int(self.tokenizer.get_vocab_size())
 
     def windows(self, split: str, context: int) -> Windows:
         """Cut a split into non-overlapping windows.
@@ -326,8 +321,7 @@ class Corpus:
             raise ArgumentError(f"split: {split!r} is unknown; known: {', '.join(self.splits)}.")
         if context < 2:
             raise ArgumentError(f"--context: expected at least 2 tokens, got {context}.")
-        tokens = self.splits[split]
-        if len(tokens) < context:
+        if len(tokens := self.splits[split]) < context:
             raise ArgumentError(
                 f"--data: the {split} split of {self.name} has {len(tokens)} tokens, fewer than "
                 f"one context of {context}; give more text or a shorter --context."

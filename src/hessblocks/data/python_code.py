@@ -56,8 +56,7 @@ def load_corpus(path: AnyPath | None = None, vocabulary: int = DEFAULT_VOCABULAR
     check_vocabulary(vocabulary)
     if path is None:
         source = standard_library()
-        entry = f"{source.name}-{sys.implementation.cache_tag}"
-        return load_source(source, entry, vocabulary)
+        return load_source(source, f"{source.name}-{sys.implementation.cache_tag}", vocabulary)
     if path == "":  # this would mean the current folder
         raise ArgumentError("--data: expected a file or folder, got an empty name.")
     source = user_files(Path(path))
@@ -87,8 +86,7 @@ def load_source(source: Source, entry: str, vocabulary: int) -> Corpus:
         "vocabulary": vocabulary,
         "files": source.fingerprint,
     }
-    build = partial(_build, source, vocabulary)
-    corpus = cached_corpus(source.name, entry, key, build)
+    corpus = cached_corpus(source.name, entry, key, partial(_build, source, vocabulary))
     if corpus.vocab_size < vocabulary:
         _warn(
             f"--vocab-size: the text of {corpus.name} supports {corpus.vocab_size} entries, not "
@@ -194,11 +192,8 @@ def standard_library() -> Source:
         RunError: the interpreter has no source files.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    paths = [
-        path for path in python_files(root) if not Path(path).name.startswith("_sysconfigdata")
-    ]
-    library = [path for path in paths if not is_test(path)]
-    if len(library) < FEW_FILES:
+    paths = [p for p in python_files(root) if not Path(p).name.startswith("_sysconfigdata")]
+    if len(library := [p for p in paths if not is_test(p)]) < FEW_FILES:
         raise RunError(
             f"python-code: the interpreter ({sys.executable}) has no source of its standard "
             "library; give text of your own with --data PATH."
@@ -234,12 +229,11 @@ def user_files(path: AnyPath) -> Source:
             raise ArgumentError(f"--data: {path} holds {only}; give a folder with text or code.")
         if root != path and not begins_as_text(path):  # before the whole file is hashed
             raise _no_text(printable(path.resolve().name))
-        splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else split_by_file(paths)
         return Source(
             name=printable(path.resolve().name),
             root=root,
             paths=paths,
-            splits=splits,
+            splits={"train": tuple(paths)} if len(paths) < FEW_FILES else split_by_file(paths),
             fingerprint=fingerprint(root, paths),
             links=len(names) - len(paths),
         )
@@ -292,10 +286,7 @@ def _held_out(paths: Sequence[str]) -> tuple[str, ...]:
 def split_by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Hold out a tenth of the files for validation."""
     chosen = dict.fromkeys(_held_out(paths))
-    return {
-        "train": tuple(path for path in paths if path not in chosen),
-        "validation": tuple(chosen),
-    }
+    return {"train": tuple(p for p in paths if p not in chosen), "validation": tuple(chosen)}
 
 
 def fingerprint(root: AnyPath, paths: Iterable[str]) -> str:

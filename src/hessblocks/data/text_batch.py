@@ -137,10 +137,9 @@ def encoded(tokenizer: Any, documents: Iterable[Text]) -> np.ndarray[Any, Any]:
     ids: list[int] = []
     if characters > MOST_CHARACTERS:
         documents = list(thinned(documents, characters, MOST_CHARACTERS))
+    plain = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     for document in documents:
         for piece in pieces_of(document):
-            ids += tokenizer(
-                piece, add_special_tokens=False, split_special_tokens=True, verbose=False
-            )["input_ids"]
+            ids += tokenizer(piece, **plain)["input_ids"]
         ids += end
     return np.asarray(ids, dtype=np.int64)

@@ -137,5 +137,4 @@ def thinned(texts: Iterable[Text], characters: int, limit: int) -> Iterator[str]
         The remaining pieces, in order.
     """
     step = max(1, -(-characters // limit))
-    pieces = (piece for text in texts for piece in pieces_of(text))
-    return itertools.islice(pieces, 0, None, step)
+    return itertools.islice(itertools.chain.from_iterable(map(pieces_of, texts)), 0, None, step)

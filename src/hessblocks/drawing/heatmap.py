@@ -6,6 +6,7 @@ It draws both maps in memory (`CurvatureMap.plot`) and stored maps in reports.
 import itertools
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -65,8 +66,7 @@ def draw_heatmap(
 
 def _colour(axis: Axes, norms: np.ndarray, label: str, shrink: float = 1.0) -> None:
     """Draw positive norms on a logarithmic colour scale."""
-    positive = norms[norms > 0]
-    if not positive.size:
+    if not (positive := norms[norms > 0]).size:
         return
     highest = float(positive.max())
     lowest = max(float(positive.min()), highest * 10.0**-DECADES)
@@ -83,28 +83,20 @@ def _colour(axis: Axes, norms: np.ndarray, label: str, shrink: float = 1.0) -> N
 def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
     """Colour blocks that are zero or not told from it, with a note; tell whether there are any."""
     patches = []
-    for marked, colour, words in (
-        (norms == 0, ZERO, "exactly zero"),
-        (norms < 0, UNTOLD, "not told from zero"),
-    ):
+    kinds = (norms == 0, ZERO, "exactly zero"), (norms < 0, UNTOLD, "not told from zero")
+    for marked, colour, words in kinds:
         if marked.any():
             axis.imshow(marked[..., None] * np.array(to_rgba(colour)), interpolation="nearest")
             patches.append(Patch(facecolor=colour, edgecolor="#666666", label=words))
     if patches:
-        axis.legend(
-            handles=patches,
-            ncols=len(patches),
-            loc="lower right",
-            bbox_to_anchor=(1, 1),
-            borderaxespad=0.2,
-        )
+        above: Any = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
+        axis.legend(handles=patches, ncols=len(patches), **above)
     return bool(patches)
 
 
 def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> None:
     """Write short names at both sides, and a line wherever the layer changes."""
-    layer_first = r"^layers\.(\d+)\.(attention\.)?"
-    short = [re.sub(layer_first, r"\1 ", plain_math(name)) for name in names]
+    short = [re.sub(r"^layers\.(\d+)\.(attention\.)?", r"\1 ", plain_math(n)) for n in names]
     pairs = enumerate(itertools.pairwise(layers), 1)
     changes = [index for index, (before, after) in pairs if before != after]
     indices, size = list(range(len(names))), 9 if len(names) <= 40 else 7

@@ -81,9 +81,8 @@ def _settle(figure: Figure) -> None:
     figure.set_layout_engine("none")
     if not any(axis.images for axis in figure.axes):  # maps have a fixed layout
         for axis in figure.axes:  # the last digits of the layout solver vary
-            x, y, width, height = axis.get_position(original=True).bounds
-            bounds = round(x, 6), round(y, 6), round(width, 6), round(height, 6)
-            axis.set_position(bounds)
+            x, y, width, height = (round(n, 6) for n in axis.get_position(original=True).bounds)
+            axis.set_position((x, y, width, height))
 
 
 def page_picture(figure: Figure) -> bytes:

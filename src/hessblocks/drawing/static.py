@@ -78,16 +78,13 @@ def draw(figure: figures.Figure, narrowest: float = NARROWEST) -> Drawn:
     drawn = Drawn(figsize=(width, height))
     drawn.set_layout_engine("constrained", rect=(0, below / height, 1, 1 - below / height))
     drawn.suptitle("\n".join(title), x=0.01, ha="left", fontsize=12, gid="title")
-    shared = figure.shares in ("x", "both")
-    axes = drawn.subplots(
-        rows, columns, sharex=shared, sharey=figure.shares == "both", squeeze=False
-    )
+    shared, both = figure.shares in ("x", "both"), figure.shares == "both"
+    axes = drawn.subplots(rows, columns, sharex=shared, sharey=both, squeeze=False)
     for index, (axis, panel) in enumerate(zip(axes.flat, panels, strict=False)):
         _draw_panel(axis, panel, looks, width / columns)
         if figure.shares != "none":
-            drawn.supxlabel(
-                axis.get_xlabel(), y=(below - 1.6 * LINE) / height, va="bottom", fontsize=11
-            )
+            bottom = (below - 1.6 * LINE) / height
+            drawn.supxlabel(axis.get_xlabel(), y=bottom, va="bottom", fontsize=11)
             drawn.supylabel(axis.get_ylabel().replace("\n", " "), fontsize=11)
             axis.set(xlabel="", ylabel="")
             axis.tick_params(labelbottom=index >= len(panels) - columns or not shared)
@@ -235,8 +232,7 @@ def _name_ticks(axis: Axes, panel: figures.Panel, width: float) -> None:
     Categories with many points are separated by lines.
     """
     slant: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    letters = int(width / 2 / LETTER)
-    names = [figures.plain_math(name) for name in _cut(panel.ticks, letters)]
+    names = list(map(figures.plain_math, _cut(panel.ticks, int(width / 2 / LETTER))))
     counted = all(name.isdecimal() for name in names[1:])
     step = math.ceil(len(names) / NUMBERS) if counted else 1
     names = names[::step]
@@ -278,14 +274,11 @@ def _draw_series(
         drawn["markevery"] = (order * gap // 5 % gap, gap)
         drawn["marker"] = "" if alone else drawn["marker"]
     if panel.band and any(series.error):
-        below = series.below or series.error
-        low = [y - length for y, length in zip(series.y, below, strict=True)]
+        low = [y - below for y, below in zip(series.y, series.below or series.error, strict=True)]
         high = [y + length for y, length in zip(series.y, series.error, strict=True)]
         axis.fill_between(series.x, low, high, color=look.colour, alpha=0.2, linewidth=0)
-    bars = None if panel.band else _lengths(series)
-    axis.errorbar(
-        series.x, series.y, yerr=bars, xerr=series.across or None, elinewidth=0.8, **drawn
-    )
+    drawn |= {"yerr": None if panel.band else _lengths(series), "xerr": series.across or None}
+    axis.errorbar(series.x, series.y, elinewidth=0.8, **drawn)
 
 
 def _draw_guide(axis: Axes, series: figures.Series) -> None:
@@ -306,9 +299,8 @@ def _draw_bars(
 ) -> None:
     together = len(panel.shown)
     width = 0.8 / together
-    mark_of_series = ALONE if together == 1 else looks.get(series.name, ALONE)
-    every = [looks[panel.ticks[round(x)]] if panel.by_tick else mark_of_series for x in series.x]
-    colours = [mark.colour for mark in every]
+    own = ALONE if together == 1 else looks.get(series.name, ALONE)
+    colours = [(looks[panel.ticks[round(x)]] if panel.by_tick else own).colour for x in series.x]
     bars = axis.bar(
         [x + (order - (together - 1) / 2) * width for x in series.x],
         series.y,
@@ -321,9 +313,7 @@ def _draw_bars(
         **_bar(panel, series),
     )
     room = axis.bbox.width / axis.figure.dpi / len(panel.ticks) / together
-    longest = max(
-        (len(text) for bars_shown in panel.shown for text in bars_shown.numbers), default=0
-    )
+    longest = max((len(text) for shown in panel.shown for text in shown.numbers), default=0)
     if series.numbers and room > LETTER * longest:  # for all series or none
         axis.bar_label(bars, series.numbers, padding=0.6, fontsize=10)
 

@@ -120,7 +120,6 @@ def deci_tensors(
         _, _, number, part = module.split(".", 3)
         if part in ("attention.query", "attention.key"):  # pairs that turn together are neighbours
             half = model.config.blocks[int(number)].resolved_head_width // 2
-            rows = np.arange(len(parameter)).reshape(-1, half, 2)
-            order = rows.swapaxes(1, 2).reshape(-1)
+            order = np.arange(len(parameter)).reshape(-1, half, 2).swapaxes(1, 2).reshape(-1)
         tensors[name] = f"blk.{number}.{TENSORS[part]}.weight", order
     return tensors

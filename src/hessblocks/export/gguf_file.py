@@ -125,8 +125,7 @@ def _typed(field: Any) -> Any:
 
 def _of_config(config: Any) -> dict[str, Any]:
     """Turn a configuration of transformers into fields of llama.cpp."""
-    kind = config.model_type
-    if kind not in ("llama", "mistral", "qwen2", "qwen3"):
+    if (kind := config.model_type) not in ("llama", "mistral", "qwen2", "qwen3"):
         raise ArgumentError(
             f"--to gguf: llama.cpp's names for a model of the kind {kind} are not known here; "
             "known are those of Llama, Mistral, Qwen2 and Qwen3, and of any model in a GGUF file."
@@ -155,9 +154,8 @@ def _of_config(config: Any) -> dict[str, Any]:
     fields = {"general.architecture": architecture, "general.name": title}
     for name, attribute in attributes.items():
         if attribute:
-            number = values[attribute]
-            scalar = np.float32 if isinstance(number, float) else np.uint32
-            fields[f"{architecture}.{name}"] = scalar(number)
+            scalar = np.float32 if isinstance(values[attribute], float) else np.uint32
+            fields[f"{architecture}.{name}"] = scalar(values[attribute])
     return fields
 
 
@@ -194,9 +192,8 @@ def _of_tokenizer(tokenizer: Any, size: int) -> dict[str, Any]:
     tokens = {number: token for token, number in model["vocab"].items()}
     tokens |= {number: entry["content"] for number, entry in added.items()}
     order = range(max(max(tokens) + 1, size))
-    kinds = [
-        (3 if added[n]["special"] else 4) if n in added else 1 if n in tokens else 5 for n in order
-    ]
+    of_added = {number: 3 if entry["special"] else 4 for number, entry in added.items()}
+    kinds = [of_added.get(number, 1 if number in tokens else 5) for number in order]
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     plain = tokenizer("a")["input_ids"]
     fields = {
@@ -285,8 +282,7 @@ def write_gguf(
                 else:
                     writer.add_key_value(key, value, _kind(gguf, value))
             for name, (rows, kind) in tensors.items():
-                number = gguf.GGMLQuantizationType[kind]
-                writer.add_tensor(name, rows.numpy(), raw_dtype=number)
+                writer.add_tensor(name, rows.numpy(), raw_dtype=gguf.GGMLQuantizationType[kind])
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()

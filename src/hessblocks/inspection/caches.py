@@ -47,14 +47,11 @@ def recipes(bill: Bill, sets: Sets, bits: Sequence[int]) -> dict[str, tuple[str,
     Returns:
         Name of each recipe → names of its changes.
     """
-    grids: dict[str, list[str]] = {
-        kind: [name for name in sets if name.startswith(f"all, {kind}, ") and "exact" not in name]
+    grids = (
+        [name for name in sets if name.startswith(f"all, {kind}, ") and "exact" not in name]
         for kind in ("keys", "values")
-    }
-    pairs = {
-        f"{key[5:]}; {value[5:]}": (*sets[key], *sets[value])
-        for key, value in product(grids["keys"], grids["values"])
-    }
+    )
+    pairs = {f"{k[5:]}; {v[5:]}": (*sets[k], *sets[v]) for k, v in product(*grids)}
     prices: dict[str, Any] = {pair: bill.sum(names) for pair, names in pairs.items()}
     recipes = {}
     for width in bits:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hessblocks import settings
 from hessblocks.blocks import PRESETS, BlockConfig, parted, pattern_names, preset
@@ -15,7 +15,6 @@ from hessblocks.storage import FolderResults, canonical, load_results
 from hessblocks.training import compare as run_all
 from hessblocks.training import resolve_device
 
-T = TypeVar("T")
 KINDS = (settings.ModelSettings, settings.TunedSettings, settings.ObservationSettings)
 NamedBlocks = Mapping[str, str | BlockConfig] | Sequence[str]
 
@@ -74,9 +73,7 @@ def compare(
     names = [name for kind in KINDS for name in settings.kinds(kind)]
     for name in fields:
         check_name("setting", name, names)
-    model = _made(settings.ModelSettings, fields)
-    training = _made(settings.TunedSettings, fields)
-    observation = _made(settings.ObservationSettings, fields)
+    model, training, observation = (_made(kind, fields) for kind in KINDS)
     sizes = {name: getattr(model, name) for name in ("width", "heads", "mlp_width")}
     written = {}
     for name, block in named_blocks.items():
@@ -98,12 +95,10 @@ def compare(
         observation=observation,
         device=resolve_device(device),
     )
-    corpus = load_corpus(data, vocab_size)
-    run_all(comparison, corpus, out, progress or Progress(), finish=finish)
+    run_all(comparison, load_corpus(data, vocab_size), out, progress or Progress(), finish=finish)
     return load_results(out)
 
 
-def _made(kind: type[T], fields: Mapping[str, Any]) -> T:
+def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
     """Make settings of a kind from its fields."""
-    names = settings.kinds(kind)
-    return settings.make(kind, {name: fields[name] for name in fields if name in names})
+    return settings.make(kind, {n: fields[n] for n in settings.kinds(kind) if n in fields})

@@ -250,10 +250,8 @@ class CurvatureRun:
         products = count(1)
 
         def counted(part: Part) -> linalg.LinearOperator:
-            def step() -> None:
-                self._show(next(products) * curvature.WHOLE_PRODUCT)
-
-            return _Counted(OPERATORS[part](self.subjects.products, group), step)
+            op = OPERATORS[part](self.subjects.products, group)
+            return _Counted(op, lambda: self._show(next(products) * curvature.WHOLE_PRODUCT))
 
         if self.spending.steps:
             measured["spectra"] = {part: self._spectrum(counted(part)) for part in parts}
@@ -319,17 +317,14 @@ def write_tables(
         measured = [records[name] for name in groups]
         if all("column" in record for record in measured):
             columns = [curvature.ColumnSquares(**record["column"]) for record in measured]
-            maps = [
-                curvature.combine_columns(groups, columns, part)
-                for part in _ordered(columns[0].squares)
-            ]
+            parts = _ordered(columns[0].squares)
+            maps = [curvature.combine_columns(groups, columns, part) for part in parts]
         elif all("samples" in record for record in measured):
             products = [torch.tensor(record["samples"]).double() for record in measured]
             maps = [curvature.combine_samples(groups, torch.stack(products))]
         rows += _summary_rows(norms, maps, loss)
     rows += _eigenvalue_rows(groups, records)
-    result_rows = [storage.ResultRow(**run, **row) for row in rows]
-    storage.write_results(folder / "results.csv", result_rows)
+    storage.write_results(folder / "results.csv", (storage.ResultRow(**run, **row) for row in rows))
     if spectra := _spectrum_rows(records):
         storage.write_table(folder / "spectra.csv", storage.SPECTRUM_COLUMNS, spectra)
     if maps:
@@ -343,9 +338,7 @@ def _summary_rows(
     loss: float,
 ) -> list[dict[str, Any]]:
     """List loss, heterogeneity of each part with its interval, and off-diagonal shares."""
-    rows: list[tuple[str, str, linalg.Estimate]] = [
-        ("loss", "", linalg.Estimate(value=loss, method="exact"))
-    ]
+    rows = [("loss", "", linalg.Estimate(value=loss, method="exact"))]
     for part in next(iter(norms.values())):
         ratio = curvature.heterogeneity({name: parts[part] for name, parts in norms.items()})
         rows.append(("heterogeneity", part, ratio.ratio))
@@ -357,10 +350,7 @@ def _summary_rows(
         ]
     shares = [(whole_map.part, whole_map.off_diagonal_share) for whole_map in maps]
     rows += [("off_diagonal_share", part, share) for part, share in shares if share]
-    return [
-        {"quantity": quantity, "part": part, **estimate.to_row()}
-        for quantity, part, estimate in rows
-    ]
+    return [{"quantity": name, "part": part, **found.to_row()} for name, part, found in rows]
 
 
 def _eigenvalue_rows(
@@ -369,13 +359,12 @@ def _eigenvalue_rows(
     """List eigenvalues of H, the largest first, each followed by its residual."""
     rows = []
     for name, record in records.items():
-        group = (
-            {"group": name, "layer": groups[name].layer, "role": groups[name].role} if name else {}
-        )
+        group = groups.get(name)
+        place = {"group": name, "layer": group.layer, "role": group.role} if group else {}
         for eigenvalue in record.get("eigenvalues", []):
             for quantity, value in zip(storage.EIGENVALUE, eigenvalue.values(), strict=True):
                 row = {"quantity": quantity, "part": "full", "value": value, "method": "measured"}
-                rows.append(row | group)
+                rows.append(row | place)
     return rows
 
 

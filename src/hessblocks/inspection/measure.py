@@ -122,10 +122,8 @@ def measure_curvature(
         "curvature": measured | spending.to_config(settings),
         "device": device,
     }
-    with claimed(folder, config):
+    with claimed(folder, config, finish=finish):
         CurvatureRun(subject.name, subjects, settings, spending, folder, progress).complete()
-        if finish:
-            finish(folder)
     return storage.load_curvature(folder)
 
 
@@ -264,9 +262,7 @@ def _described(settings: InspectionSettings, batch: opening.TokenBatch | None) -
 
 
 def _fingerprint(batch: opening.TokenBatch) -> str:
-    every = (
-        f"{name}{tuple(tensor.shape)}{tensor.tolist()}" for name, tensor in sorted(batch.items())
-    )
+    every = (f"{name}{tuple(rows.shape)}{rows.tolist()}" for name, rows in sorted(batch.items()))
     return hashlib.sha256("".join(every).encode()).hexdigest()
 
 

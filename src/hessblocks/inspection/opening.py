@@ -87,8 +87,7 @@ def told(subject: Subject, settings: InspectionSettings, batch: TokenBatch | Non
     """Say in how many bits a model was stored, and what its tokeniser puts before each window."""
     bare = settings.bare or batch is not None or settings.data == RANDOM
     config = getattr(subject.model, "config", None)
-    words = stored_words(config), data.start_words(subject.tokenizer, bare)
-    return list(filter(None, words))
+    return list(filter(None, (stored_words(config), data.start_words(subject.tokenizer, bare))))
 
 
 def _fresh(
@@ -99,9 +98,8 @@ def _fresh(
     (name,), texts = read_blocks([name], "MODEL", [*PRESETS, *plain_names()])
     blocks = {own: BlockConfig.from_dict(parse_json(text)) for own, text in texts}
     layers = [block(word, blocks, **sizes) for word in pattern_names(name)]
-    corpus = None
-    if not batch and settings.data != RANDOM:
-        corpus = _corpus(settings, settings.vocab_size)
+    drawn = batch or settings.data == RANDOM
+    corpus = None if drawn else _corpus(settings, settings.vocab_size)
     torch.manual_seed(settings.seed)
     shape = {key: getattr(settings, key) for key in ("depth", "position", "slots", "start")}
     size = corpus.vocab_size if corpus else settings.vocab_size
@@ -151,8 +149,7 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
     name, documents = _documents(subject, settings)
     otherwise = ", or ask for random tokens with --data random"
     ids = subject.encoded(documents, settings.tokens, otherwise)
-    first = data.template_start(subject.tokenizer, settings.bare)
-    return _drawn(ids, name, settings, first)
+    return _drawn(ids, name, settings, data.template_start(subject.tokenizer, settings.bare))
 
 
 def _documents(subject: Subject, settings: InspectionSettings) -> tuple[str, list[Any]]:
@@ -186,8 +183,7 @@ def masked(batch: TokenBatch, subject: Subject, seed: int) -> Tokens:
     Raises:
         ArgumentError: the model has no tokeniser with a mask token.
     """
-    mask = getattr(subject.tokenizer, "mask_token_id", None)
-    if mask is None:
+    if (mask := getattr(subject.tokenizer, "mask_token_id", None)) is None:
         raise ArgumentError(
             f"--loss: masked-lm needs a tokenizer with a mask token beside {subject.name}; save it "
             "into the same folder, or choose another loss."

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,9 +127,8 @@ def measure_price(
         clauses = _unfitting(subject.model, settings.formats, changes)
         stored, moved = _stored(settings.against, subject) if settings.against else ({}, [])
         if stored:
-            edits = {AS_STORED: replace(merged(stored, weight=1.0), how=AS_STORED)}
             groups = custom_groups(model, {name: name for name in stored})
-            changes = change_each(groups, *edits.values())
+            changes = change_each(groups, replace(merged(stored, weight=1.0), how=AS_STORED))
         if rounding:
             changes = rounded_activations(model, settings)
         if settings.activations and any(p.ndim > 2 for p in model.parameters()):
@@ -155,7 +154,7 @@ def measure_price(
     drawn = {name: value for name, value in config.items() if name != "allocate"}
     before = finished(folder, config, ["allocate"])
     summary = before if before.get("asked", "") == settings.allocate else {}
-    with claimed(folder, config, free=["allocate"]):
+    with claimed(folder, config, free=["allocate"], finish=finish):
         check = min(settings.check, len(changes))
         sets = check + 1 + 2 * (len(config["edits"]) + 1) if check else 0
         measured = sets * checked / settings.sequences
@@ -168,8 +167,6 @@ def measure_price(
             other = in_pieces(subject.model, held_out) if settings.check else None
             summary |= _summary(bill, other, settings, folder, progress)
             storage.write_json(folder / "summary.json", storage.finite(summary))
-        if finish:
-            finish(folder)
     return {**summary, "out": str(folder)}
 
 
@@ -267,8 +264,7 @@ def _stored(source: str, subject: Subject) -> tuple[dict[str, Tensor], list[str]
             "that its matrices alone are not its rounding; give the model that it was made from."
         )
     differ = [n for n, _ in model.named_parameters() if not torch.equal(stored[n], parameters[n])]
-    matrices = {n: stored[n] for n in differ if n not in norms}
-    if not matrices:
+    if not (matrices := {n: stored[n] for n in differ if n not in norms}):
         raise ArgumentError(
             f"--against: {source} has the same weights as {subject.name}; give a quantised copy."
         )
@@ -318,9 +314,7 @@ def note_history(
             )
     if getattr(settings, "merge", None):
         notes.append("merging averages the matrices alone; embeddings, norms and biases stay")
-    notes += clauses
-    if clause := start_words(tokenizer, settings.bare):
-        notes.append(clause)
+    notes += filter(None, (*clauses, start_words(tokenizer, settings.bare)))
     for clause in notes:
         progress.note(clause)
     return notes
@@ -359,8 +353,8 @@ def stored_bill(
     if needed <= tensors.keys():
         sizes = tuple(tensors.pop("relative_sizes").tolist())
         secants = json.loads(bytes(tensors.pop("secants").tolist()))
-        weights = {name: tensors.pop(name) for name in [*tensors] if name.startswith(INPUTS)}
-        weights = {name.removeprefix(INPUTS): value for name, value in weights.items()}
+        inputs = [name for name in tensors if name.startswith(INPUTS)]
+        weights = {name.removeprefix(INPUTS): tensors.pop(name) for name in inputs}
         changes = {name: change.weighed(weights) for name, change in changes.items()}
         return Bill(
             problem=problem,
@@ -373,11 +367,8 @@ def stored_bill(
     with progress.stage("forecasts"):
         form = "moments" if getattr(settings, "against", None) else None
         bill = price(problem, changes, settings.samples, settings.seed, form=form)
-    tensors = {
-        field.name: value.contiguous()
-        for field in fields(Draws)
-        if (value := getattr(bill.draws, field.name)) is not None
-    }
+    drawn_tensors = vars(bill.draws).items()
+    tensors = {name: value.contiguous() for name, value in drawn_tensors if value is not None}
     tensors["relative_sizes"] = torch.tensor(bill.relative_sizes, dtype=torch.float64)
     words = json.dumps(dict(bill.secants)).encode()
     tensors["secants"] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
@@ -429,8 +420,7 @@ def announced(
         least.relative_size(parameters)  # warm-up: the first call takes longer
         start = clock()
         least.relative_size(parameters)
-        rate = (clock() - start) / least.size
-        making += rate * sum(change.size for change in several)
+        making += (clock() - start) / least.size * sum(change.size for change in several)
     pieces = -(-settings.sequences // max(1, settings.sequences // settings.samples))
     backward = -(-settings.samples // pieces) * pieces * (1 if diagonal else 2)
     entries = sum(parameters[n].numel() for n in {n for c in weights.values() for n in c.new})
@@ -508,15 +498,12 @@ def _summary(
         for kind in ("svg", "png"):
             with storage.atomic_path(folder / "figures" / f"check.{kind}") as temporary:
                 drawn.savefig(temporary, dpi=150)
+    costs = dict(zip(sets, together, strict=True))
     if settings.cache:
         kind = "measured" if settings.check else "forecast"
-        costs = dict(zip(sets, together, strict=True))
         summary["sentences"] = list(cache_sentences(costs, settings.cache, kind))
         summary["heads"] = head_map(bill, settings.cache[len(settings.cache) // 2])
-    named = [
-        {**row, "name": name, "bits": bill.sum(sets[name]).bits}
-        for name, row in zip(sets, together, strict=True)
-    ]
+    named = [{**row, "name": n, "bits": bill.sum(sets[n]).bits} for n, row in costs.items()]
     summary["together"] = [{key: row.get(key) for key in TOGETHER} for row in named]
     storage.write_table(folder / "together.csv", TOGETHER, summary["together"])
     return summary

@@ -23,16 +23,8 @@ from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Problem, plain_model
 from hessblocks.data import documents_of
 from hessblocks.errors import ArgumentError, RunError, check_name
+from hessblocks.inspection import pricing
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
-from hessblocks.inspection.pricing import (
-    drawn_batches,
-    finished,
-    in_pieces,
-    naming,
-    note_history,
-    stored_bill,
-    stored_weights,
-)
 from hessblocks.inspection.subject import Subject, other_tokens
 from hessblocks.models import load_saved
 from hessblocks.progress import Progress
@@ -98,11 +90,11 @@ def measure_quantise(
         model, saved = load_saved(source, "causal-lm")
         tokenizer = saved.tokenizer(needed=True)
         subject = Subject(name=saved.name, model=placed(device, model), tokenizer=tokenizer)
-        text, held_out = drawn_batches(subject, texts, settings, settings.check)
+        text, held_out = pricing.drawn_batches(subject, texts, settings, settings.check)
         target = _Target.of(settings, subject.model, source, tokenizer)
         if settings.original:
             _check_tokens(settings.original, subject, settings.tokens)
-    told = note_history(settings, model.config, tokenizer, progress, target.replacements())
+    told = pricing.note_history(settings, model.config, tokenizer, progress, target.replacements())
     stem = f"quantise-{subject.name.replace('/', '-')}"
     folder = Path(out or Path("runs", f"{stem}-{settings.label}"))
     others = [] if out else sorted(folder.parent.glob(f"{glob.escape(stem)}*"))
@@ -118,24 +110,23 @@ def measure_quantise(
     }
     free = [*BUDGETS, "file", "original"]
     drawn = {name: value for name, value in config.items() if name not in free}
-    problem = in_pieces(subject.model, text["input_ids"], settings.samples)
+    problem = pricing.in_pieces(subject.model, text["input_ids"], settings.samples)
     if file.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise ArgumentError(
             f"--out: {folder} lies in FILE, which is replaced; give another folder."
         )
     settings.check_file(file, folder)
     again = file.exists() and not settings.original
-    before = finished(folder, config, free) if again else {}
-    with claimed(folder, config, free=free):
+    before = pricing.finished(folder, config, free) if again else {}
+    with claimed(folder, config, free=free, finish=finish):
         if before:
-            if finish:
-                finish(folder)
             return {**before, "out": str(folder)}
         (folder / "summary.json").unlink(missing_ok=True)  # of another file
         files = 2 if settings.size_of else 3  # this one, and the mixes beside it
         passes = files * 2 * settings.check / settings.sequences  # before and after, for each
-        places = [folder, *others]
-        bill = stored_bill(problem, target.changes, settings, places, drawn, progress, passes)
+        bill = pricing.stored_bill(
+            problem, target.changes, settings, [folder, *others], drawn, progress, passes
+        )
         chosen = target.allocate(bill)
         _set_page_aside(folder, file, progress)
         with progress.stage("file"):
@@ -144,7 +135,7 @@ def measure_quantise(
             stored = _read_back(file, chosen, packed, target)
             storage.write_json(folder / WRITTEN, settings.written(file))
             del packed
-        other = in_pieces(subject.model, held_out)
+        other = pricing.in_pieces(subject.model, held_out)
         with progress.stage("measurement"):
             measured = bill.together(chosen.names, other, stored).to_rows()[0]
             apart = _apart_from(settings.original, subject, stored, held_out)
@@ -153,14 +144,12 @@ def measure_quantise(
         summary |= {"told": told, "original": apart}
         summary |= _summary(bill, chosen, measured, target, other, file, folder, progress)
         storage.write_json(folder / "summary.json", storage.finite(summary))
-        if finish:
-            finish(folder)
     return {**summary, "out": str(folder)}
 
 
 def _check_tokens(original: str, subject: Subject, tokens: int) -> None:
     """Refuse an original that does not read the same text, before anything is computed."""
-    with naming("--original"):
+    with pricing.naming("--original"):
         model, saved = load_saved(original, "causal-lm")
         first = Subject(name=saved.name, model=model, tokenizer=saved.tokenizer(needed=True))
     first.check_window(tokens)
@@ -181,7 +170,7 @@ def _apart_from(
     """Measure the KL divergence from the original: to the model, and to the file."""
     if original is None:
         return {}
-    with naming("--original"):
+    with pricing.naming("--original"):
         first, saved = load_saved(original, "causal-lm")
     model, rows = plain_model(subject.model), []
     device = next(model.parameters()).device
@@ -332,7 +321,7 @@ def _read_back(
     if target.tensors:
         stored = export.read_gguf(file, target.tensors)
     else:
-        stored = stored_weights(str(file), [name for name, _ in plain.named_parameters()])
+        stored = pricing.stored_weights(str(file), [name for name, _ in plain.named_parameters()])
     for name, parameter in plain.named_parameters():
         expected = parameter.detach().float().cpu()
         if name in packed:

@@ -167,8 +167,7 @@ def _spectrum(subjects: Subjects, settings: CurvatureInspection) -> dict[str, in
     """Choose Lanczos steps and probes of spectra by memory."""
     if not settings.spectrum:
         return {}
-    steps = min(STEPS[1], subjects.vectors())
-    if steps < STEPS[0]:
+    if (steps := min(STEPS[1], subjects.vectors())) < STEPS[0]:
         raise ArgumentError(
             f"--spectrum: {STEPS[0]} vectors of {subjects.largest.size} numbers do not fit "
             f"{in_units(subjects.limit)}, half the memory limit; raise --memory-limit, choose "
@@ -219,8 +218,7 @@ def free_memory(device: str) -> int:
     """Return the free memory of a device in bytes."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
-    available: int = psutil.virtual_memory().available
-    return min(available, main_memory())
+    return min(int(psutil.virtual_memory().available), main_memory())
 
 
 def _before(folder: Path, settings: CurvatureInspection) -> Spending | None:

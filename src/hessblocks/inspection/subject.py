@@ -52,8 +52,7 @@ class Subject:
     @property
     def vocabulary(self) -> int:
         """Number of token ids of the model."""
-        size: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
-        return size
+        return int(self.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
 
     def encoded(
         self, documents: Sequence[Any], window: int, otherwise: str = ""

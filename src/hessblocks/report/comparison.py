@@ -162,8 +162,7 @@ class Comparison:
         for row in self.rows:
             for moment, ratio in row.ratios.items():
                 if ratio.zero_groups:
-                    names = short_names(ratio.zero_groups)
-                    places[names].append(f"{row.preset} {moment} training")
+                    places[short_names(ratio.zero_groups)].append(f"{row.preset} {moment} training")
         return " ".join(
             f"Exactly zero and left out: {groups} ({', '.join(where)})."
             for groups, where in places.items()
@@ -214,7 +213,6 @@ def _row(results: FolderResults, preset: str) -> ComparisonRow:
     diverged = {row.seed for row in losses if not math.isfinite(row.value)}
     measured = {row.seed for row in results.measurements if row.preset == preset}
     parameters, steps = over_seeds("parameters"), max((row.step for row in metrics), default=None)
-    tokens = max((row.tokens for row in metrics if row.tokens is not None), default=None)
     return ComparisonRow(
         preset=preset,
         seeds=tuple(sorted(measured | {row.seed for row in metrics})),
@@ -230,7 +228,7 @@ def _row(results: FolderResults, preset: str) -> ComparisonRow:
         end=min((row.step for row in not_finite), default=math.inf),
         steps=steps,
         rate=results.rates.get(preset),
-        tokens=tokens,
+        tokens=max((row.tokens for row in metrics if row.tokens is not None), default=None),
     )
 
 
@@ -314,13 +312,12 @@ def _curve(lines: Sequence[LossOrObservation], row: ComparisonRow, **about: str)
     for line in lines:
         if math.isfinite(getattr(line, value)):
             steps[line.step][line.seed].append(line)
-    points = [list(by_seed.values()) for _, by_seed in sorted(steps.items())]
     return Curve(
         preset=row.preset,
         **about,
         layer=getattr(lines[0], "layer", None) if about["quantity"] in SIGNAL else None,
         x=tuple(sorted(steps)),
-        means=tuple(_over_seeds(seeds, value) for seeds in points),
+        means=tuple(_over_seeds([*steps[step].values()], value) for step in sorted(steps)),
     )
 
 

@@ -67,11 +67,9 @@ def gap_figure(comparison: Comparison) -> Figure | None:
         The figure as data; None if no two blocks have held-out losses at one step.
     """
     base = baseline(comparison.rows).preset
-    series = [line for line in _gaps(comparison, base) if line.x]
-    if not series:
+    if not (series := [line for line in _gaps(comparison, base) if line.x]):
         return None
-    last = max(line.x[-1] for line in series)
-    early = SETTLED * last if len(series[0].x) > FEW else -1.0
+    early = SETTLED * max(line.x[-1] for line in series) if len(series[0].x) > FEW else -1.0
     settled = [y for line in series for x, y in zip(line.x, line.y, strict=True) if x > early]
     reach = max((error for line in series for error in line.error[-1:]), default=0.0)
     low, high = min(0.0, *settled), max(0.0, *settled)
@@ -135,12 +133,10 @@ def curvature_figure(comparison: Comparison) -> Figure | None:
         for moment in moments
         if part in {p for _, p in measured}
     }
-    values = [y for lines in series.values() for line in lines for y in line.y]
-    if not values:
+    if not (values := [y for lines in series.values() for line in lines for y in line.y]):
         return None
-    error = seeds_and_error(
-        comparison.seeds, "the bar", "the bar is ± 1 standard error of the estimate"
-    )
+    single = "the bar is ± 1 standard error of the estimate"
+    error = seeds_and_error(comparison.seeds, "the bar", single)
     end = " Points on the line 0 are exactly zero." if 0 in values else ""
     return Figure(
         name="curvature",
@@ -292,8 +288,7 @@ def _norms(curves: Iterable[Curve]) -> Titled:
 def _figure(comparison: Comparison, name: str, titled: Titled, y: str, about: str) -> Figure | None:
     """Plot values over steps; each panel has its own ordinate, but curvature shares it."""
     series = {title: [_series(curve) for curve in lines] for title, lines in titled.items()}
-    values = [y for lines in series.values() for line in lines for y in line.y]
-    if not values:
+    if not (values := [y for lines in series.values() for line in lines for y in line.y]):
         return None
     norms = name == "curvature"
     single = "the band is ± 1 standard error of the estimate" if norms else NO_BAND

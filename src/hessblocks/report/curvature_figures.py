@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib import style
 
@@ -28,16 +29,14 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
     Raises:
         RunError: a file cannot be written.
     """
-    folder, names = results.folder, list(results.norms)
-    drawn = {"layers": drawn_picture(layers_map(results), folder, "layers")}
+    figures: dict[str, Any] = {"layers": layers_map(results)}
+    names, layers = list(results.norms), [results.layers[name] for name in results.norms]
     for part, cells in results.cells.items():
         values = [[cells[row, column].value for column in names] for row in names]
-        layers = [results.layers[name] for name in names]
-        heatmap = draw_heatmap(names, layers, values, part=part)
-        drawn[f"map-{part}"] = drawn_picture(heatmap, folder, f"map-{part}")
+        figures[f"map-{part}"] = draw_heatmap(names, layers, values, part=part)
     for part, densities in results.spectra.items():
-        spectra = spectra_figure(densities, part)
-        drawn[f"spectra-{part}"] = drawn_picture(spectra, folder, f"spectra-{part}")
+        figures[f"spectra-{part}"] = spectra_figure(densities, part)
+    drawn = {name: drawn_picture(figures[name], results.folder, name) for name in figures}
     return {name: pictures for name, pictures in drawn.items() if pictures}
 
 
@@ -46,17 +45,13 @@ def layers_map(results: CurvatureResults) -> Figure | None:
     part = results.parts[-1] if results.norms else ""
     kinds: dict[str, dict[int, float]] = defaultdict(dict)
     for name, norms in results.norms.items():
-        layer = results.layers[name]
-        if layer is not None:
+        if (layer := results.layers[name]) is not None:
             kind = name.partition(f".{layer}.")[2] or name
             kinds[kind.replace("_", " ")][layer] = log10(norms[part].value)
     depth = 1 + max((max(layers) for layers in kinds.values()), default=0)
     if depth < 2 or len(kinds) > MOST_KINDS:
         return None
-    rows = {
-        kind: tuple(norms.get(layer, math.nan) for layer in range(depth))
-        for kind, norms in kinds.items()
-    }
+    rows = {kind: tuple(row.get(n, math.nan) for n in range(depth)) for kind, row in kinds.items()}
     return layer_map({f"{PARTS[part]}, by layer": rows}, "log₁₀ nats per token")
 
 

@@ -38,23 +38,14 @@ def write_curvature_report(folder: AnyPath) -> Path:
     pictures, part = write_curvature_figures(results), results.parts[-1]
     outside = [name for name in results.by_size() if results.layers[name] is None]
     stored = results.config["model"].get("stored")
-    rows = [
-        (
-            group,
-            results.roles[group].replace("_", " "),
-            *(norm_text(results.norms[group][part]) for part in results.parts),
-        )
-        for group in results.by_size()
-    ]
+    of_model = [f"Of the model, {stored}."] if stored else []
+    roles = {group: role.replace("_", " ") for group, role in results.roles.items()}
     return write_page(
         folder,
         "curvature.html",
         title=f"hessblocks curvature: {results.name}",
         heading=f"The curvature of {results.name}",
-        headline=(
-            Markup(page_text(_headline(results))),
-            *([f"Of the model, {stored}."] if stored else []),
-        ),
+        headline=(Markup(page_text(_headline(results))), *of_model),
         found=results,
         figures=[
             {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": picture}
@@ -68,7 +59,7 @@ def write_curvature_report(folder: AnyPath) -> Path:
         eigenvalues=[
             (group or WHOLE, eigenvalue_text(pairs)) for group, pairs in results.eigenvalues.items()
         ],
-        rows=rows,
+        rows=[(group, roles[group], *_norms(results, group)) for group in results.by_size()],
         zeros={WORDS[part]: short_names(groups) for part, groups in results.zero_groups().items()},
         settings={name: value for name, value in results.config.items() if name != "groups"},
         environment=results.environment,
@@ -78,25 +69,23 @@ def write_curvature_report(folder: AnyPath) -> Path:
 
 def curvature_lines(results: CurvatureResults) -> list[Table | str]:
     """Write the headline, the table of norms, largest first, and numbers of the whole model."""
-    norms, shown = results.norms, results.by_size()[:TEN]
-    rows = [(group, *(norm_text(norms[group][part]) for part in results.parts)) for group in shown]
+    rows = [(group, *_norms(results, group)) for group in results.by_size()[:TEN]]
     lines: list[Table | str] = [
         _headline(results).replace("$", ""),
         (("group", *(f"‖{part}‖" for part in results.parts)), rows),
         "Frobenius norms of the groups' own blocks (nats per token), ± 1 standard error",
         "outer: Gauss-Newton matrix H_o; functional: H − H_o; full: Hessian H",
     ]
-    if len(norms) > TEN:
-        lines += [f"the {TEN} largest of {len(norms)} groups; the page has them all"]
+    if len(results.norms) > TEN:
+        lines += [f"the {TEN} largest of {len(results.norms)} groups; the page has them all"]
     for part, ratio in results.heterogeneity.items():
         text = heterogeneity_text(ratio)
         lines += [f"heterogeneity of {part}, largest over smallest that is not zero: {text}"]
     for part, share in results.off_diagonal_shares.items():
         lines += [f"off-diagonal share of {part}: {norm_text(share)}"]
     for group, pairs in list(results.eigenvalues.items())[:TEN]:
-        lines += [
-            f"largest (most positive) eigenvalues of H, {group or WHOLE}: {eigenvalue_text(pairs)}"
-        ]
+        text = eigenvalue_text(pairs)
+        lines += [f"largest (most positive) eigenvalues of H, {group or WHOLE}: {text}"]
     for part, names in results.zero_groups().items():
         lines += [f"zero curvature ({part}): {short_names(names)}"]
     return lines
@@ -108,6 +97,11 @@ CURVATURE = RunPage(
     summary=CurvatureResults.summary,
     read=load_curvature,
 )
+
+
+def _norms(results: CurvatureResults, group: str) -> list[str]:
+    """Format the norms of a group, part by part."""
+    return [norm_text(results.norms[group][part]) for part in results.parts]
 
 
 def norm_text(norm: StoredNorm) -> str:

@@ -52,16 +52,14 @@ def write_report(folder: AnyPath) -> Path:
         reference = f"{results.reference:.3f}"
         bigrams = {"Preset": "bigram table", "Final loss (nats per token)": reference}
         rows.append(tuple(bigrams.get(name, templates.ABSENT) for name in COLUMNS))
-    cells = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
     columns = {
         name: column
-        for name, column in cells.items()
+        for name, column in zip(COLUMNS, zip(*rows, strict=True), strict=True)
         if len({*column} - {templates.ABSENT}) > (name in SETTINGS)
     }
     blocks = [folder / "blocks.svg", folder / "blocks-narrow.svg"]
-    subject = f"{len(presets)} transformer blocks compared"
-    if len(presets) == 1:
-        subject = f"the transformer block {presets[0]}"
+    several = f"{len(presets)} transformer blocks compared"
+    subject = several if len(presets) > 1 else f"the transformer block {presets[0]}"
     return templates.write_page(
         folder,
         "comparison.html",
@@ -128,8 +126,7 @@ def command_line(folder: Path) -> str:
     Raises:
         RunError: command.json is damaged.
     """
-    path = folder / COMMAND
-    if not path.exists():
+    if not (path := folder / COMMAND).exists():
         return ""
     words = read_object(path).get("words")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -310,20 +307,14 @@ def summary(results: FolderResults | Comparison, *, seconds: float | None = None
     """
     comparison = compare_results(results)
     times = [row.value for row in comparison.results.select("training_time")]
-    trained = math.fsum(filter(math.isfinite, times))
     return {
         "command": comparison.results.settings.command,
         "out": str(comparison.results.folder),
-        "seconds": trained if seconds is None else seconds,
+        "seconds": math.fsum(filter(math.isfinite, times)) if seconds is None else seconds,
         "bigram_loss": comparison.results.reference,
         "tuned": bool(comparison.results.tried),
         "missing": list(comparison.results.missing),
-        "presets": {
-            row.preset: _preset(
-                row, [norm for norm in comparison.norms if norm.preset == row.preset]
-            )
-            for row in comparison.rows
-        },
+        "presets": {row.preset: _preset(row, comparison.norms) for row in comparison.rows},
     }
 
 
@@ -331,7 +322,8 @@ def _preset(row: ComparisonRow, norms: Iterable[ResultRow]) -> dict[str, Any]:
     averages = {name: _estimate(getattr(row, name)) for name in AVERAGES}
     curvature: dict[str, dict[str, Any]] = defaultdict(lambda: defaultdict(dict))
     for norm in norms:
-        curvature[norm.stage][norm.group][norm.part] = _estimate(norm)
+        if norm.preset == row.preset:
+            curvature[norm.stage][norm.group][norm.part] = _estimate(norm)
     return {
         "seeds": list(row.seeds),
         "diverged": list(row.diverged),

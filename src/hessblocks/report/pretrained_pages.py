@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,7 @@ def price_headline(summary: Row) -> tuple[str, ...]:
     single = [f"One at a time: {summary['check']}."] if "check" in summary else []
     if "sentences" in summary:
         return (*summary["sentences"], *single, *told_sentences(summary))
-    priced = summary.get("what", "matrices")
-    first = f"Expected cost in nats per token of all {priced} together: "
+    first = f"Expected cost in nats per token of all {summary.get('what', 'matrices')} together: "
     first += "; ".join(f"{name}: {nats(row)}" for name, row in rows.items()) + "."
     if summary.get("form") == "moments":
         first = f"The copy is expected to cost {nats(shown[0])} nats per token."
@@ -153,8 +153,7 @@ def price_headline(summary: Row) -> tuple[str, ...]:
             f"{nats(shown[0])} nats per token; all matrices would cost {', '.join(costs)}."
         )
     if shown[0]["measured"] is not None:
-        measured = between.join(nats(row, "measured") for row in shown)
-        first += f" Measured on other text: {measured}."
+        first += f" Measured on other text: {between.join(nats(r, 'measured') for r in shown)}."
     if any(row["outside"].startswith(("forecast", "weight")) for row in shown):
         first += (
             " Changes so large are beyond what forecasts can tell: rather trust what is measured."
@@ -164,12 +163,8 @@ def price_headline(summary: Row) -> tuple[str, ...]:
         f"{row['place'].removeprefix('model.').removesuffix('.weight')} {nats(row)}"
         for row in [row for row in summary["bill"] if row["how"] == how][:2]
     )
-    return (
-        first,
-        f"Dearest alone, {how}: {', '.join(dearest)}.",
-        *single,
-        *told_sentences(summary),
-    )
+    alone = f"Dearest alone, {how}: {', '.join(dearest)}."
+    return (first, alone, *single, *told_sentences(summary))
 
 
 def _costs(rows: Sequence[Row]) -> str:
@@ -186,15 +181,11 @@ def _over_bits(summary: Row) -> Figure | None:
     rows = [row for row in summary["together"] if row.get("bits")]
     if len(rows) < 2 or "what" in summary:
         return None
-    groups = {
-        "all alike": [row for row in rows if row["name"] != "allocation"],
-        "allocation": [row for row in rows if row["name"] == "allocation"],
-    }
-    lines = {
-        f"{name}, {kind}": (group, kind)
-        for name, group in groups.items()
-        for kind in ("forecast", "measured")
-    }
+    groups: dict[str, list[Row]] = {"all alike": [], "allocation": []}
+    for row in rows:
+        groups["allocation" if row["name"] == "allocation" else "all alike"].append(row)
+    pairs = product(groups, ("forecast", "measured"))
+    lines = {f"{name}, {kind}": (groups[name], kind) for name, kind in pairs}
     return cost_figure(lines, "bits", "Bits of an entry, on average")
 
 
@@ -410,9 +401,8 @@ def _before_and_after(summary: Row) -> templates.Table:
     """Tabulate sizes, speeds and, for each text, perplexity and KL of both models."""
     rows: list[tuple[str, ...]] = []
     if "before" in summary:
-        pair = summary["before"], summary["after"]
         rows = [
-            (words, *(format(sizes[name], form) for sizes in pair))
+            (words, *(format(summary[model][name], form) for model in ("before", "after")))
             for name, (words, form) in SIZES.items()
         ]
     for text in summary["texts"] if rows else ():

@@ -86,10 +86,7 @@ class RunPage:
     """Makes sentences and tables for the terminal."""
     summary: Callable[[Any], dict[str, Any]] = dict
     """Makes the JSON object of the results, with their folder as `out`."""
-    read: Callable[[Path], Any] = lambda folder: {
-        **read_object(folder / "summary.json"),
-        "out": str(folder),
-    }
+    read: Callable[[Path], Any] = lambda out: read_object(out / "summary.json") | {"out": str(out)}
     """Reads the results of a finished folder."""
 
 

@@ -156,8 +156,7 @@ def _read(flag: str, value: Any, kind: FieldKind) -> Any:
 
 def words(text: str) -> tuple[str, ...]:
     """Split a text at its commas, except at commas inside brackets."""
-    pieces = re.split(r",(?![^\[\]]*\])", text)
-    return tuple(word.strip() for word in pieces if word.strip())
+    return tuple(word.strip() for word in re.split(r",(?![^\[\]]*\])", text) if word.strip())
 
 
 def check_ranges(settings: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from hessblocks.conventions import PARTS, AnyPath, Part
 from hessblocks.errors import ArgumentError, check_name, choice_of
 from hessblocks.settings.field_marks import OneOf, Range, Seed, above_0, at_least, check_ranges
-from hessblocks.settings.run_settings import STARTS, BlockSizes
+from hessblocks.settings.run_settings import STARTS, BlockSizes, Checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,7 @@ class CurvatureInspection(InspectionSettings):
             )
         if not self.groups:
             raise ArgumentError("--groups: expected patterns with commas, got none.")
-        ordered = tuple(part for part in PARTS if part in self.parts)
-        object.__setattr__(self, "parts", ordered)
+        object.__setattr__(self, "parts", tuple(part for part in PARTS if part in self.parts))
 
     @property
     def chooses(self) -> bool:
@@ -337,7 +336,7 @@ SHARE = Range(lambda value: 0 <= value < 1, "a share from 0, below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimplifySettings:
+class SimplifySettings(Checked):
     """Removals, the text to measure them on, and healing."""
 
     save: Annotated[float, SHARE] = 0.15
@@ -369,7 +368,3 @@ class SimplifySettings:
     """Form of the result: a folder, or beside it a GGUF file for llama.cpp (Llama alone)."""
     seed: Seed = 0
     """Random seed of the windows and batches."""
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        check_ranges(self)

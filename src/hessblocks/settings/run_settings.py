@@ -26,6 +26,14 @@ ABOVE_0 = marks.above_0("a number")
 NOT_NEGATIVE = marks.Range(lambda value: 0 <= value < math.inf, "0 or more")
 
 
+class Checked:
+    """Base of settings whose values are checked alone, each against its own range."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        marks.check_ranges(self)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
     """Training.
@@ -166,9 +174,8 @@ class TunedSettings(TrainingSettings):
     @property
     def of_each(self) -> TrainingSettings:
         """Settings of a single run, without the search."""
-        return TrainingSettings(
-            **{field.name: getattr(self, field.name) for field in fields(TrainingSettings)}
-        )
+        names = (field.name for field in fields(TrainingSettings))
+        return TrainingSettings(**{name: getattr(self, name) for name in names})
 
 
 NEVER = marks.Range(lambda value: value >= 0, "a number of steps, or 0 for never")
@@ -176,7 +183,7 @@ ROLES = ("query", "key", "value")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurvatureSettings:
+class CurvatureSettings(Checked):
     """Held-out batch and probes for curvature and signal."""
 
     option_prefix: ClassVar[str] = "curvature_"
@@ -188,10 +195,6 @@ class CurvatureSettings:
     """Random vectors per parameter group, 4 or more."""
     seed: Annotated[int, marks.NoOption()] = 0
     """Seed of the windows and probes, the same for every preset and seed of a comparison."""
-
-    def __post_init__(self) -> None:
-        """Check ranges."""
-        marks.check_ranges(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,17 +259,13 @@ BUILT_IN = ("python-code", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings:
+class DataSettings(Checked):
     """Training text."""
 
     data: Path | None = None
     """File or folder of text or code; Python's standard library by default."""
     vocab_size: Annotated[int, VOCABULARY] = 4096
     """Size of the vocabulary learnt from the data."""
-
-    def __post_init__(self) -> None:
-        """Check ranges."""
-        marks.check_ranges(self)
 
 
 def heads_refusal(width: int, heads: int) -> str:

@@ -119,9 +119,8 @@ class _Pair:
         self.module, self.after = at.layer, at.text.states[at.index + 1]
         names = ["attention_branch", PROJECTION] if at.layer.attention is not None else []
         names += [OUTPUT] if at.layer.has_mlp else []
-        branches: list[Any] = [
-            getattr(at.layer, name, None) for name in ("attention_branch", "mlp_branch")
-        ]
+        parts = ("attention_branch", "mlp_branch")
+        branches: list[Any] = [getattr(at.layer, part, None) for part in parts]
         self.plain = not at.layer.post and all(
             isinstance(branch.norm, nn.Identity) and branch.gain != 0
             for branch in branches
@@ -195,8 +194,7 @@ class _Pair:
         for _ in range(gone):
             left.remove(min(left, key=missed))
         of_queries, of_keys = entries(block.heads, left), entries(groups, left)
-        for name in READ:
-            rows = of_queries if name == "query" else of_keys
+        for name, rows in zip(READ, (of_queries, of_keys, of_keys), strict=True):
             self.state |= _cut(self.state, f"attention.{name}", rows)
         if SINK in self.state:
             self.state[SINK] = self.state[SINK][of_queries[::width] // width]
@@ -213,9 +211,9 @@ class _Pair:
         """Remove the units with the smallest output on the text, and refit the output matrix."""
         at, name = self.at, "attention_branch"
         names = [OUTPUT, *([name] if self.module.attention is not None else [])]
-        calls, output = outputs_of(self.module, names, at.stream, at.text.context)
-        hidden, before = calls[OUTPUT]
         stream = at.stream
+        calls, output = outputs_of(self.module, names, stream, at.text.context)
+        hidden, before = calls[OUTPUT]
         if name in calls:
             stream = calls[name][1]
         elif at.layer.parallel:  # the skip of attention has become that of the MLP
@@ -277,5 +275,4 @@ def _cut(
     state: Mapping[str, Tensor], name: str, rows: Int[Tensor, " K"]
 ) -> dict[str, Float[Tensor, "..."]]:
     """Return weight and bias of a matrix, with only these outputs."""
-    ends = (f"{name}.weight", f"{name}.bias")
-    return {end: state[end][rows] for end in ends if end in state}
+    return {end: state[end][rows] for end in (f"{name}.weight", f"{name}.bias") if end in state}

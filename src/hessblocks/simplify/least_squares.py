@@ -34,8 +34,7 @@ class NormalEquations:
     def of(cls, x: Float[Tensor, "N I"], y: Float[Tensor, "N O"]) -> NormalEquations:
         """Sum over tokens, for inputs x and wanted outputs y."""
         wide, wanted = x.double(), y.double()
-        square = float(wanted.square().sum())
-        return cls(gram=wide.T @ wide, cross=wide.T @ wanted, square=square)
+        return cls(gram=wide.T @ wide, cross=wide.T @ wanted, square=float(wanted.square().sum()))
 
     def solve(
         self,

@@ -79,8 +79,7 @@ def outputs_of(
             def note(_: nn.Module, arguments: Any, output: Any, name: str = name) -> None:
                 calls[name] = arguments[0], output
 
-            hook = module.get_submodule(name).register_forward_hook(note)
-            stack.callback(hook.remove)
+            stack.callback(module.get_submodule(name).register_forward_hook(note).remove)
         return calls, module(x, context)
 
 
@@ -118,19 +117,16 @@ class Held(Pass):
         after = [part.log_softmax(-1) for part in self._logits(x)]
         pairs = zip(self._before, after, strict=True)
         kl = torch.cat([(before.exp() * (before - now)).sum(-1) for before, now in pairs])
-        loss = self._losses(after) - self._loss
-        return Cost(kl=_mean(self._by_sequence(kl)), loss=_mean(loss))
+        return Cost(kl=_mean(self._by_sequence(kl)), loss=_mean(self._losses(after) - self._loss))
 
     def _logits(self, x: Tensor) -> Iterator[Tensor]:
         """Yield the logits of all tokens with a label, `ROWS` tokens at a time."""
         with torch.no_grad():
-            hidden = self.model.model.final_norm(x[:, :-1]).flatten(0, 1)
-            for rows in hidden.split(ROWS):
+            for rows in self.model.model.final_norm(x[:, :-1]).flatten(0, 1).split(ROWS):
                 yield self.model.lm_head(rows).float()
 
     def _losses(self, parts: list[Tensor]) -> Tensor:
-        labels = self.tokens[:, 1:].flatten().split(ROWS)
-        pairs = zip(parts, labels, strict=True)
+        pairs = zip(parts, self.tokens[:, 1:].flatten().split(ROWS), strict=True)
         losses = [F.nll_loss(part, tokens, reduction="none") for part, tokens in pairs]
         return self._by_sequence(torch.cat(losses))
 

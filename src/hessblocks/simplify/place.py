@@ -159,8 +159,7 @@ class Place:
             Rows for the kept inputs and, if there is a bias, one for it; and their indices.
         """
         module = self.layer.get_submodule(name)
-        old = module.weight.detach().T
-        rows = inputs
+        old, rows = module.weight.detach().T, inputs
         if inputs is not None:
             bias = inputs.new_tensor([len(old)] * (module.bias is not None))
             old, rows = old[inputs], torch.cat([inputs, bias])

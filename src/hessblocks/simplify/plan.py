@@ -101,8 +101,7 @@ def priced_plan(
     saved, forecast = 0, 0.0
     while saved < goal:
         steps = [(*step, n) for n, layer in layers.items() for step in layer.steps()]
-        gaining = [step for step in steps if step[1] > 0]
-        if not gaining:
+        if not (gaining := [step for step in steps if step[1] > 0]):
             raise _too_much(model, save, saved)
         # parameters beyond the goal are worth nothing
         best = min(gaining, key=lambda step: step[0] / min(step[1], goal - saved))
@@ -141,8 +140,7 @@ class _Layer:
 
     def steps(self) -> Iterator[tuple[float, int, LayerChange]]:
         """Yield the next changes, each with the cost and the parameters that it adds."""
-        now = self.change
-        cost, saved = self._totals(now)
+        cost, saved = self._totals(self.change)
         for change in self._next():
             new_cost, parameters = self._totals(change)
             yield max(new_cost - cost, 0.0), parameters - saved, change
@@ -160,8 +158,7 @@ class _Layer:
         if "heads" in self._costs and now.attention == "kept" and now.groups + 1 < self._groups:
             yield replace(now, groups=now.groups + 1)
         if self._units:
-            left = self._units - now.units
-            gone = now.units + (left % self._step or self._step)
+            gone = now.units + ((self._units - now.units) % self._step or self._step)
             if gone <= MOST * self._units:
                 yield replace(now, units=gone)
 

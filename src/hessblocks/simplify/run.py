@@ -26,21 +26,13 @@ from hessblocks.errors import ArgumentError, RunError, duration
 from hessblocks.escape import printable
 from hessblocks.progress import Progress
 from hessblocks.settings import SimplifySettings, make
+from hessblocks.simplify import table
 from hessblocks.simplify.change import one_pass
 from hessblocks.simplify.healing import heal
 from hessblocks.simplify.least_squares import OUTPUTS, RIDGES, NormalEquations
 from hessblocks.simplify.passes import LARGEST, Held, Pass
 from hessblocks.simplify.plan import even_plan, priced_plan
 from hessblocks.simplify.speed import numbers_of, seconds_of
-from hessblocks.simplify.table import (
-    FEWEST_SEQUENCES,
-    KINDS,
-    Removals,
-    check_removals,
-    measure_removals,
-    unit_step,
-)
-from hessblocks.storage import CARD, write_text
 from hessblocks.training import claimed, resolve_device, saving
 
 CHEAPEST = 60
@@ -124,13 +116,11 @@ def simplify_model(
         tokenizer = saved.tokenizer(needed=True)
         windows = text_parts(original, tokenizer, texts, settings)
         fitting, validation, test, healing = windows
-        check_removals(original, fitting, validation)
+        table.check_removals(original, fitting, validation)
         tests = {"the last tenth of the text": test}
         if also is not None:
-            ids = _encoded(original, tokenizer, also)
-            tests[Path(str(settings.also)).name] = _tested(
-                original, tokenizer, ids, settings, "--also"
-            )
+            ids, name = _encoded(original, tokenizer, also), Path(str(settings.also)).name
+            tests[name] = _tested(original, tokenizer, ids, settings, "--also")
         if settings.to == "gguf":
             export.header_of(source, original, tokenizer)  # refuses what cannot be written
         even = settings.even and settings.save > 0
@@ -141,12 +131,12 @@ def simplify_model(
         "model": {"name": saved.name, "fingerprint": models.fingerprint(original)},
         "data": str(data),
         **asdict(settings),
-        "kinds": list(settings.kinds or KINDS),
+        "kinds": list(settings.kinds or table.KINDS),
         "windows": _fingerprint(windows),
         "device": original.device.type,
     }
     run = storage.identity_of({k: v for k, v in config.items() if k not in FREE_SETTINGS})
-    with claimed(folder, config, free=FREE_SETTINGS):
+    with claimed(folder, config, free=FREE_SETTINGS, finish=finish):
         store = storage.mended_store(folder)
         if settings.save:
             label = _label(settings)
@@ -156,10 +146,10 @@ def simplify_model(
             progress.note(word)
         told, seconds = _cost(original, fitting, validation, settings, store)
         progress.note(f"{told}; {progress.in_all(seconds)}")
-        table = Removals(rows=())
+        removals = table.Removals(rows=())
         if not even:
             with progress.stage("removals", total=original.config.depth):
-                table = measure_removals(
+                removals = table.measure_removals(
                     original,
                     fitting,
                     validation,
@@ -167,15 +157,13 @@ def simplify_model(
                     store=store,
                     done=lambda done, _: progress.step(done, None),
                 )
-            table.save(folder / "removals.csv")
-        summary = _summary(saved.name, original, table)
+            removals.save(folder / "removals.csv")
+        summary = _summary(saved.name, original, removals)
         if settings.save:
             begun = time.process_time()
             with progress.stage("refits"):
-                save = settings.save
-                plan = (
-                    even_plan(original, save) if even else priced_plan(original, table.rows, save)
-                )
+                planned = even_plan if even else partial(priced_plan, rows=removals.rows)
+                plan = planned(original, save=settings.save)
                 removed = one_pass(original, Pass(original, fitting), plan.changes)
             seconds = time.process_time() - begun
             pair: dict[str, Any] = {"removed": removed}
@@ -198,7 +186,7 @@ def simplify_model(
                 summary |= {
                     "asked": settings.save,
                     "even": even,
-                    "step": unit_step(original.config.blocks[0].resolved_mlp_width) if even else 0,
+                    "step": table.unit_step(original.config.blocks[0].resolved_mlp_width) * even,
                     "layers": plan.to_rows(),
                     "forecast": plan.forecast,
                     "seconds": seconds,
@@ -212,14 +200,11 @@ def simplify_model(
             seal = {"run": run, "label": label}
             _save(pair[kept], folder / "model", seal, saved, command, tokenizer, summary)
             if settings.to == "gguf":
-                vocabulary = source if saved.gguf else tokenizer
                 with storage.atomic_path(folder / "model.gguf") as temporary:
-                    export.to_gguf(pair[kept], temporary, vocabulary)
+                    export.to_gguf(pair[kept], temporary, source if saved.gguf else tokenizer)
                     if store.get(key := _key_of(temporary)) is None:
                         store.add(key, [{"label": label}])
         storage.write_json(folder / "summary.json", storage.finite(summary))
-        if finish:
-            finish(folder)
     return {**summary, "out": str(folder)}
 
 
@@ -275,9 +260,9 @@ def _tested(
 ) -> Int[Tensor, "_ tokens"]:
     """Draw windows for the test: long ones, but at least as many as an error needs."""
     limit = models.context_of(model) or LONGEST
-    length = max(2, min(LONGEST, limit, len(ids) // FEWEST_SEQUENCES))
+    length = max(2, min(LONGEST, limit, len(ids) // table.FEWEST_SEQUENCES))
     windows = Windows(ids, length, template_start(tokenizer, settings.bare))
-    count = max(FEWEST_SEQUENCES, min(len(windows), -(-TESTED // length)))
+    count = max(table.FEWEST_SEQUENCES, min(len(windows), -(-TESTED // length)))
     return windows.drawn(count, settings.seed, option, "the text of the test").to(model.device)
 
 
@@ -300,7 +285,7 @@ def _cost(
         seconds_of(partial(held_out.cost, layers[n:], n), original.device)
         for n in (0, len(layers) - 1)
     )
-    count = 0 if even else left * len({*settings.kinds} or KINDS)
+    count = 0 if even else left * len({*settings.kinds} or table.KINDS)
     parts = {}
     if not even:
         parts[f"{count} removals at most, besides refits"] = count * (all_layers + last_layer) / 2
@@ -469,22 +454,20 @@ def _save(
         (family or model).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         _write_card(temporary, kind, facts, **about)
-        identity = storage.identity_in(folder.parent)
-        storage.write_manifest(temporary, identity, folder.name, seal)
+        storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, seal)
 
 
-def _summary(name: str, model: Any, table: Removals) -> dict[str, Any]:
-    rows = table.to_rows()
+def _summary(name: str, model: Any, removals: table.Removals) -> dict[str, Any]:
+    rows = removals.to_rows()
     saving = [row for row in rows if row["nats_per_percent"] is not None]
-    ranked = sorted(saving, key=lambda row: row["nats_per_percent"])
     return {
         "command": "simplify",
         "model": name,
         "depth": model.config.depth,
         "parameters": sum(p.numel() for p in model.parameters()),
         "removals": rows,
-        "cheapest": ranked[:CHEAPEST],
-        "said": str(table),
+        "cheapest": sorted(saving, key=lambda row: row["nats_per_percent"])[:CHEAPEST],
+        "said": str(removals),
         "stored": models.stored_words(model.config),
     }
 
@@ -495,7 +478,7 @@ def _write_card(folder: Path, kind: str, facts: Mapping[str, Any], **about: Any)
     rows = "\n".join(f"| {_shown(name)} | {_shown(value)} |" for name, value in facts.items())
     data = ModelCardData(**about).to_yaml().strip()
     text = f"---\n{data}\n---\n\n# A {kind} with fewer parameters\n\n"
-    write_text(folder / CARD, f"{text}| | |\n| --- | --- |\n{rows}\n")
+    storage.write_text(folder / storage.CARD, f"{text}| | |\n| --- | --- |\n{rows}\n")
 
 
 def _shown(value: Any) -> str:

@@ -59,11 +59,10 @@ def counts_of(model: Any, window: int) -> dict[str, float]:
     """
     weights = list(model.parameters())
     layers = zip(*(sizes_of(layer, window) for layer in model.model.layers), strict=True)
-    names = ("layer_parameters", "operations", "cache")
     return {
         "parameters": sum(weight.numel() for weight in weights),
         "bytes": sum(weight.numel() * weight.element_size() for weight in weights),
-        **dict(zip(names, map(sum, layers), strict=True)),
+        **dict(zip(("layer_parameters", "operations", "cache"), map(sum, layers), strict=True)),
     }
 
 

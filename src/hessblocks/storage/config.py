@@ -62,9 +62,8 @@ def read_settings(path: Path) -> Settings:
             f"DIR: {path.parent} is a saved model, which has no page; give the folder of its run."
         )
     if not presets:
-        raise damaged(
-            path, None, "expected `preset` or `presets`, as a run or a comparison writes them"
-        )
+        expected = "expected `preset` or `presets`, as a run or a comparison writes them"
+        raise damaged(path, None, expected)
     if not isinstance(presets, list) or not all(map(stays_inside, presets)):
         raise damaged(path, None, f"`presets`: expected names of blocks, got {presets!r:.100}")
     try:
@@ -131,8 +130,7 @@ def warn_of_another_environment(path: Path) -> None:
     Raises:
         RunError: environment.json is damaged.
     """
-    differing = differences(read_object(path), environment())
-    if differing:
+    if differing := differences(read_object(path), environment()):
         warnings.warn(
             f"--out: {path.parent.name} was begun in another environment ({'; '.join(differing)}), "
             "and goes on with slightly other numbers than without the change",

@@ -168,8 +168,7 @@ class CurvatureResults(Tabular):
 
     def by_size(self) -> list[str]:
         """List the groups by their norm of the last part, the largest first."""
-        last = self.parts[-1]
-        return sorted(self.norms, key=lambda name: -self.norms[name][last].value)
+        return sorted(self.norms, key=lambda name: -self.norms[name][self.parts[-1]].value)
 
     def zero_groups(self) -> dict[str, list[str]]:
         """Map each part to its groups whose norm is exactly 0; parts without any are left out."""

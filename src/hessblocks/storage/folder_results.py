@@ -3,28 +3,20 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks.storage import tables
 from hessblocks.storage.config import Settings, read_environment, read_settings, run_path
-from hessblocks.storage.files import read_object, refuse_links, write_json
-from hessblocks.storage.tables import (
-    NORM,
-    STAGES,
-    Metric,
-    Observation,
-    ResultRow,
-    is_trained,
-    read_results,
-    read_typed,
-)
+from hessblocks.storage.files import finite, read_object, refuse_links, write_json
 
 TUNING, REFERENCE = "tuning.json", "reference.json"
 Tried = Mapping[str, Mapping[float, float]]
 """Block → learning rate → last validation loss in nats per token; infinite if the run diverged."""
-Measured = TypeVar("Measured", Metric, ResultRow, Observation)
+Measured = TypeVar("Measured", tables.Metric, tables.ResultRow, tables.Observation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +29,11 @@ class FolderResults:
     """Settings of the command, from config.json."""
     environment: Mapping[str, Any]
     """Versions and hardware; empty if environment.json is missing."""
-    metrics: tuple[Metric, ...]
+    metrics: tuple[tables.Metric, ...]
     """Losses along training; the last line of a step that was written twice (after a resume)."""
-    measurements: tuple[ResultRow, ...]
+    measurements: tuple[tables.ResultRow, ...]
     """Rows of results.csv."""
-    observations: tuple[Observation, ...] = ()
+    observations: tuple[tables.Observation, ...] = ()
     """Gains, signal and curvature measured along training."""
     reference: float | None = None
     """Loss of a bigram table on the same windows, nats per token."""
@@ -68,7 +60,7 @@ class FolderResults:
         names += [row.preset for row in self.metrics]
         return tuple(dict.fromkeys([*self.settings.presets, *names]))
 
-    def select(self, quantity: str, **wanted: object) -> tuple[ResultRow, ...]:
+    def select(self, quantity: str, **wanted: object) -> tuple[tables.ResultRow, ...]:
         """Select the rows of one quantity whose fields have the given values."""
         return tuple(
             row
@@ -103,14 +95,14 @@ def load_results(folder: AnyPath) -> FolderResults:
             "or started command."
         )
     settings, environment = read_settings(config), read_environment(folder)
-    runs = [
-        run_path(folder, preset, seed) for seed in settings.seeds for preset in settings.presets
-    ]
-    folders = [folder, *sorted(runs)]
-    losses = _gather(read_typed(Metric, path / "metrics.jsonl") for path in folders)
+    runs = product(settings.presets, settings.seeds)
+    folders = [folder, *sorted(run_path(folder, preset, seed) for preset, seed in runs)]
+    losses = _gather(tables.read_typed(tables.Metric, path / "metrics.jsonl") for path in folders)
     metrics = {(m.preset, m.seed, m.split, m.step): m for m in losses}
-    measurements = tuple(_gather(read_results(path / "results.csv") for path in folders))
-    observed = _gather(read_typed(Observation, path / "observations.jsonl") for path in folders)
+    measurements = tuple(_gather(tables.read_results(path / "results.csv") for path in folders))
+    observed = _gather(
+        tables.read_typed(tables.Observation, path / "observations.jsonl") for path in folders
+    )
     return FolderResults(
         folder=folder,
         settings=settings,
@@ -126,19 +118,19 @@ def load_results(folder: AnyPath) -> FolderResults:
 
 def _gather(folders: Iterable[Iterable[Measured]]) -> Iterator[Measured]:
     """Yield the rows of the first folder, then rows of other folders whose runs it lacks."""
-    tables = iter(folders)
-    first = list(next(tables))
+    rest = iter(folders)
+    first = list(next(rest))
     yield from first
     runs = {(row.preset, row.seed) for row in first}
-    for rows in tables:
+    for rows in rest:
         yield from (row for row in rows if (row.preset, row.seed) not in runs)
 
 
 def _missing(
     settings: Settings,
     environment: Mapping[str, Any],
-    metrics: Iterable[Metric],
-    measurements: Sequence[ResultRow],
+    metrics: Iterable[tables.Metric],
+    measurements: Sequence[tables.ResultRow],
 ) -> Iterator[str]:
     if not environment:
         yield "environment.json is missing: versions and hardware are unknown."
@@ -146,20 +138,19 @@ def _missing(
         if not math.isfinite(row.value) and row.quantity != "loss":
             where = " ".join(word for word in (row.stage, row.part, row.group) if word)
             quantity = f"{row.quantity}{f' ({where})' if where else ''}"
-            number = f"{row.value}, not a number, and left out"
-            yield f"{row.preset}, seed {row.seed}: {quantity} is {number}."
+            run = f"{row.preset}, seed {row.seed}"
+            yield f"{run}: {quantity} is {row.value}, not a number, and left out."
     wants_curvature = settings.values.get("curvature", {}) is not None
     begun = {(row.preset, row.seed) for row in metrics}
-    trained = {(row.preset, row.seed) for row in measurements if is_trained([row])}
-    mapped = {(r.preset, r.seed, r.stage) for r in measurements if r.quantity == NORM}
-    for preset in settings.presets:
-        for seed in settings.seeds:
-            run = f"{preset}, seed {seed}"
-            if (preset, seed) not in trained:
-                yield f"{run}: {'not finished' if (preset, seed) in begun else 'not started'}."
-            for stage, words in zip(STAGES, ("before", "after"), strict=True):
-                if wants_curvature and (preset, seed, stage) not in mapped:
-                    yield f"{run}: no curvature {words} training."
+    trained = {(row.preset, row.seed) for row in measurements if tables.is_trained([row])}
+    mapped = {(r.preset, r.seed, r.stage) for r in measurements if r.quantity == tables.NORM}
+    for preset, seed in product(settings.presets, settings.seeds):
+        run = f"{preset}, seed {seed}"
+        if (preset, seed) not in trained:
+            yield f"{run}: {'not finished' if (preset, seed) in begun else 'not started'}."
+        for stage, words in zip(tables.STAGES, ("before", "after"), strict=True):
+            if wants_curvature and (preset, seed, stage) not in mapped:
+                yield f"{run}: no curvature {words} training."
 
 
 def write_tuning(folder: Path, seed: int, tried: Tried) -> None:
@@ -176,9 +167,7 @@ def write_tuning(folder: Path, seed: int, tried: Tried) -> None:
     entries = {
         name: {
             "best": min(losses, key=lambda rate: losses[rate]),
-            "losses": [
-                [rate, losses[rate] if math.isfinite(losses[rate]) else None] for rate in losses
-            ],
+            "losses": finite([*losses.items()]),
         }
         for name, losses in tried.items()
         if losses

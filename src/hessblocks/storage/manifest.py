@@ -82,8 +82,7 @@ def write_manifest(folder: Path, run: str, name: str, progress: dict[str, Any]) 
         if path.name not in (MANIFEST, CARD):
             sync(path)
             files[path.name] = sha256(path)
-    manifest = {"of": run, "name": name, "files": files, "progress": progress}
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, {"of": run, "name": name, "files": files, "progress": progress})
     sync(folder.parent)
 
 

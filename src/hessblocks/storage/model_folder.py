@@ -75,14 +75,12 @@ def check_model_folder(folder: Path) -> None:
     Cost:
         Reads config.json and the headers of the weights.
     """
-    path = folder / "config.json"
-    if not path.is_file():
+    if not (path := folder / "config.json").is_file():
         return
     config = read_object(path)
     kinds = config.get("architectures")
-    if kinds is not None and not (
-        isinstance(kinds, list) and all(isinstance(k, str) for k in kinds)
-    ):
+    named = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
+    if not (named or kinds is None):
         raise damaged(path, None, f"architectures: expected a list of names, got {kinds!r:.80}")
     if config.get("transformers_weights"):
         raise damaged(path, None, "transformers_weights: expected none; name files in the index")

@@ -76,8 +76,7 @@ class Store:
         Raises:
             RunError: the file cannot be written (full disk), or a number is not finite.
         """
-        spent = round(seconds, 3)
-        record = Record(key=key, rows=tuple(rows), seconds=spent, attempts=attempts)
+        record = Record(key=key, rows=tuple(rows), seconds=round(seconds, 3), attempts=attempts)
         try:
             line = record.line()
         except ValueError as error:
@@ -163,7 +162,6 @@ def _apart(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[Any]
     if len(rows) < 2:
         return {}, list(rows)
     spelled = [{name: canonical(value) for name, value in row.items()} for row in rows]
-    common = set.intersection(*(set(row.items()) for row in spelled))
-    names = {name for name, _ in common}
+    names = dict(set.intersection(*(set(row.items()) for row in spelled)))
     rest = [{name: value for name, value in row.items() if name not in names} for row in rows]
     return {name: rows[0][name] for name in sorted(names)}, rest

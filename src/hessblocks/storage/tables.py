@@ -7,7 +7,6 @@
 import csv
 import io
 import json
-import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 from cattrs import Converter
 
 from hessblocks.errors import RunError
+from hessblocks.storage import files
 from hessblocks.storage.files import append, damaged, numbered, parse_json, read_text, write_text
 from hessblocks.typed import LINES, TEXT, typed
 
@@ -92,8 +92,7 @@ def read_table(kind: type[RowType], path: Path) -> list[RowType]:
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Yield (line number from 1, column → text) for each row."""
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-    absent = [name for name in columns if name not in (reader.fieldnames or ())]
-    if absent:
+    if absent := [name for name in columns if name not in (reader.fieldnames or ())]:
         raise damaged(path, 1, f"expected the columns {', '.join(absent)}")
     try:
         for row in reader:
@@ -203,8 +202,7 @@ def is_trained(rows: Iterable[ResultRow]) -> bool:
 
 def steps_done(rows: Iterable[ResultRow]) -> set[str]:
     """Find the steps of a run that are done; a step writes all its rows together."""
-    keys = ((row.quantity, row.stage) for row in rows)
-    return {_MARKS[key] for key in keys if key in _MARKS}
+    return {_MARKS[key] for row in rows if (key := (row.quantity, row.stage)) in _MARKS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,11 +308,7 @@ def append_line(path: Path, line: JsonLine) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in line.items()
-    }
-    append(path, (json.dumps(finite) + "\n").encode())
+    append(path, (json.dumps(files.finite(line)) + "\n").encode())
 
 
 def read_lines(path: Path) -> list[JsonLine]:

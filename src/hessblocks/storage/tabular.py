@@ -117,9 +117,8 @@ class Tabular(abc.ABC):
     def _content(self) -> tuple[str, dict[str, Any]]:
         """Return class name and fields for the file; those of `Rows` if only rows are stored."""
         if is_dataclass(self) and not self.rows_alone:
-            return type(self).__name__, {
-                field.name: getattr(self, field.name) for field in fields(self)
-            }
+            names = [field.name for field in fields(self)]
+            return type(self).__name__, {name: getattr(self, name) for name in names}
         return Rows.__name__, {"line": str(self), "rows": self.to_rows()}
 
     def _first(self, count: int) -> tuple[list[dict[str, Any]], int]:
@@ -203,8 +202,7 @@ def read_result(path: Path, kinds: Mapping[str, type[Tabular]]) -> Tabular:
         else:
             tensors, metadata = opened(path)
             written = parse_json(metadata[KIND])
-        kind = kinds[written[KIND]]
-        result: Tabular = _fields(kind, written["fields"], tensors)
+        result: Tabular = _fields(kinds[written[KIND]], written["fields"], tensors)
         str(result), result._first(1)  # these fail if the fields do not fit together
     except (RunError, MemoryError):
         raise

@@ -27,6 +27,7 @@ from hessblocks.training.recorder import Recorder
 from hessblocks.training.run import Run
 from hessblocks.training.trainer import held_out, make_trainer
 
+Finish = Callable[[Path], object]
 TUNING_SEED = 1000
 """Seed of the runs that search rates; runs of a comparison should not use it."""
 MIDDLE = {"adamw": -5, "sgd": -1, "muon": -4}
@@ -66,8 +67,7 @@ def next_rate(tried: dict[float, float], middle: int) -> float | None:
     rates = {offset: half_decade(middle + offset) for offset in range(-FARTHEST, FARTHEST + 1)}
     losses = {offset: tried[rate] for offset, rate in rates.items() if rate in tried}
     best = min(losses, key=lambda offset: (losses[offset], offset), default=0)
-    wanted = [offset for offset in (best, best - 1, best + 1) if offset not in losses]
-    if not wanted:
+    if not (wanted := [place for place in (best, best - 1, best + 1) if place not in losses]):
         return None
     if abs(wanted[0]) > FARTHEST:
         raise RunError(
@@ -191,8 +191,7 @@ def _cost(
         clauses += [f"{duration(seconds)} for curvature before and after"]
         total += seconds
     unit = " of processor time" if settings.device == "cpu" else ""
-    words = f"{len(runs)} runs: about {', '.join(clauses)}{unit}"
-    return f"{words}; {progress.in_all(total)}"
+    return f"{len(runs)} runs: about {', '.join(clauses)}{unit}; {progress.in_all(total)}"
 
 
 def compare(
@@ -201,7 +200,7 @@ def compare(
     out: AnyPath,
     progress: Progress,
     command: str = "compare",
-    finish: Callable[[Path], object] | None = None,
+    finish: Finish | None = None,
 ) -> None:
     """Train every run that `out` lacks, measure its curvature, and join the results.
 
@@ -217,9 +216,8 @@ def compare(
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
         RunError: `out` cannot be written.
     """
-    with _opened(settings, corpus, out, command) as (folder, prepared):
-        left = [r for r in settings.runs() if not folder.run(r.preset, r.seed).model.exists()]
-        if left:
+    with _opened(settings, corpus, out, command, finish) as (folder, prepared):
+        if left := [r for r in settings.runs() if not folder.run(r.preset, r.seed).model.exists()]:
             with progress.stage("plan"):
                 cost = _cost(settings, left, prepared, progress)
             without = "; --no-curvature leaves the last out" if command == "compare" else ""
@@ -231,19 +229,17 @@ def compare(
             run_folder.prepare(config_of(prepared, command, run))
             Run(run, prepared, run_folder, progress).complete()
             _gather(folder, runs, prepared)
-        if finish:
-            finish(folder.path)
 
 
 @contextmanager
 def _opened(
-    settings: TrainedSettings, corpus: Corpus, out: AnyPath, command: str
+    settings: TrainedSettings, corpus: Corpus, out: AnyPath, command: str, finish: Finish | None
 ) -> Iterator[tuple[RunFolder, Prepared]]:
-    """Check the settings; lock, prepare and yield the folder."""
+    """Check the settings; lock, prepare and yield the folder, and finish it."""
     prepared = prepare(settings, corpus)
     config = config_of(prepared, command)
     growing = ("presets", "seeds", "own") if isinstance(settings, ComparisonSettings) else ()
-    with claimed(Path(out), config, growing) as folder:
+    with claimed(Path(out), config, growing, finish=finish) as folder:
         _draw(folder.path, {name: blocks_of(settings.model, name) for name in settings.presets})
         _write_reference(folder.path, prepared)
         yield folder, prepared
@@ -254,9 +250,8 @@ def _draw(out: Path, presets: Mapping[str, Sequence[BlockConfig]]) -> None:
     blocks: dict[str, BlockConfig] = {}
     for name, layers in presets.items():
         distinct = dict.fromkeys(layers)
-        several = len(distinct) > 1
         blocks |= {
-            f"{index} of {name}" if several else name: block
+            f"{index} of {name}" if len(distinct) > 1 else name: block
             for index, block in enumerate(distinct, start=1)
         }
     storage.write_text(out / "blocks.svg", draw_blocks(blocks))
@@ -286,9 +281,8 @@ def _gather(folder: RunFolder, settings: Sequence[RunSettings], prepared: Prepar
             finished = storage.is_trained(measured) and path in written
             lines += storage.read_finished_lines(path) if finished else storage.read_lines(path)
         if name == "metrics" or lines:
-            storage.write_text(
-                getattr(folder, name), "".join(json.dumps(entry) + "\n" for entry in lines)
-            )
+            text = "".join(json.dumps(entry) + "\n" for entry in lines)
+            storage.write_text(getattr(folder, name), text)
     storage.write_results(folder.results, chain.from_iterable(rows))
 
 
@@ -298,7 +292,7 @@ def train(
     out: AnyPath,
     progress: Progress,
     command: str = "train",
-    finish: Callable[[Path], object] | None = None,
+    finish: Finish | None = None,
 ) -> None:
     """Train one run in its own folder, or resume it.
 
@@ -314,7 +308,5 @@ def train(
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
         RunError: `out` cannot be written or is damaged.
     """
-    with _opened(settings, corpus, out, command) as (folder, prepared):
+    with _opened(settings, corpus, out, command, finish) as (folder, prepared):
         Run(settings, prepared, folder, progress).complete()
-        if finish:
-            finish(folder.path)

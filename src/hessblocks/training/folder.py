@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -66,8 +66,7 @@ class RunFolder:
         """
         self.sync_lines()
         lines = {path.name: len(storage.read_lines(path)) for path in self.lines}
-        progress = {**progress, "lines": lines}
-        storage.write_manifest(folder, self.identity, name, progress)
+        storage.write_manifest(folder, self.identity, name, {**progress, "lines": lines})
 
     def run(self, preset: str, seed: int) -> RunFolder:
         """Return the folder of one run of a comparison."""
@@ -130,7 +129,11 @@ class RunFolder:
 
 @contextmanager
 def claimed(
-    path: Path, config: Mapping[str, Any], growing: Collection[str] = (), free: Collection[str] = ()
+    path: Path,
+    config: Mapping[str, Any],
+    growing: Collection[str] = (),
+    free: Collection[str] = (),
+    finish: Callable[[Path], object] | None = None,
 ) -> Iterator[RunFolder]:
     """Lock the run folder for this process, and prepare it; the lock ends with the process.
 
@@ -139,6 +142,7 @@ def claimed(
         config: all settings.
         growing: see `RunFolder.prepare`.
         free: see `RunFolder.prepare`.
+        finish: called with the folder at the end, while it is still locked.
 
     Raises:
         ArgumentError: the folder contains another run, or other files.
@@ -149,6 +153,8 @@ def claimed(
         folder.prepare(config, growing, free)
         try:
             yield folder
+            if finish:
+                finish(path)
         except ArgumentError:  # what was refused must not stand in the way of the corrected call
             written = {file.name for file in path.iterdir() if file.name[0] != "."}
             if written == {folder.config.name, folder.environment.name}:
@@ -186,10 +192,9 @@ def writing(folder: Path, shown: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
         if not isinstance(error, OSError | SafetensorError) and not _WRITERS.search(str(error)):
             raise
-        reason, by_system, _ = str(error).partition(" (os error")
-        reason = getattr(error, "strerror", None) or (
-            reason if by_system else "the disk is full or failing"
-        )
+        words, by_system, _ = str(error).partition(" (os error")
+        said = words if by_system else "the disk is full or failing"
+        reason = getattr(error, "strerror", None) or said
         raise RunError(
             f"--out: {shown} cannot be written ({reason}); free some space and run again."
         ) from error
@@ -229,9 +234,8 @@ def continued(folder: RunFolder, name: str, *, observed: bool) -> Path | None:
     for path in paths:
         fault = storage.fault_in_lines(path, torn=False)
         if fault or (checkpoint and _lacks_lines(checkpoint, path)):
-            why = ""
-            if fault:
-                why = f" ({fault}; kept in {storage.set_aside(path, folder.path).parent})"
+            aside = fault and storage.set_aside(path, folder.path).parent
+            why = f" ({fault}; kept in {aside})" if fault else ""
             _warn(f"{path} is damaged; training {name} from the start{why}")
             checkpoint = None
     if not checkpoint:

@@ -82,8 +82,7 @@ class Observer(TrainerCallback):
             for row in SignalCallback(batch).measure(model):
                 if row["value"] is not None:
                     layer = None if row["layer"] == "" else row["layer"]
-                    names = ("quantity", "role", "value")
-                    yield {name: row[name] for name in names} | {"layer": layer}
+                    yield {n: row[n] for n in ("quantity", "role", "value")} | {"layer": layer}
         if curvature_due:
             groups = {
                 name: group
@@ -294,16 +293,13 @@ class CurvatureCallback(Following):
         for part in parts:
             check_name("parts", part, PARTS)
         curvature.check_probes(probes)
-        self._batch, self._groups, self._parts = batch, groups, parts
-        self._probes, self._loss, self._seed = probes, loss, seed
+        self._batch, self._groups, self._loss = batch, groups, loss
+        self._norms: dict[str, Any] = {"parts": parts, "probes": probes, "seed": seed}
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
         """Measure one row per group and part."""
         problem, groups = curvature.Problem(model, self._batch, self._loss), self._groups_of(model)
-        norms = curvature.group_norms(
-            problem, groups, probes=self._probes, seed=self._seed, parts=self._parts
-        )
-        return curvature.norm_rows(groups, norms)
+        return curvature.norm_rows(groups, curvature.group_norms(problem, groups, **self._norms))
 
     def _groups_of(self, model: nn.Module) -> Mapping[str, curvature.ParameterGroup]:
         groups = self._groups(model) if callable(self._groups) else self._groups
@@ -346,8 +342,7 @@ class SignalCallback(Following):
     def name_of(self, row: Mapping[str, Any]) -> str:
         """Return signal/LAYER/QUANTITY, with the role at its end if there is one."""
         layer = "input" if row["layer"] == "" else row["layer"]
-        role = f"/{row['role']}" if row["role"] else ""
-        return f"signal/{layer}/{row['quantity']}{role}"
+        return f"signal/{layer}/{row['quantity']}" + (f"/{row['role']}" if row["role"] else "")
 
 
 class GainCallback(Following):
@@ -369,8 +364,7 @@ class GainCallback(Following):
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
         """Read one row per layer and gain, the mean over heads."""
-        names = ("layer", "quantity", "value")
-        return ({name: row[name] for name in names} for row in gain_values(model))
+        return ({n: row[n] for n in ("layer", "quantity", "value")} for row in gain_values(model))
 
     def name_of(self, row: Mapping[str, Any]) -> str:
         """Return gain/LAYER/QUANTITY."""
@@ -423,7 +417,5 @@ def _gains(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor | float]]
         yield from ((f"alpha_{letter}", module.skip), (f"beta_{letter}", module.gain))
     elif isinstance(module, ReparametrisedLinear):
         letter = WEIGHTS.get(path) or WEIGHTS.get(name, name)
-        yield from (
-            (f"alpha_{letter}", module.initial_gain),
-            (f"beta_{letter}", module.update_gain),
-        )
+        yield f"alpha_{letter}", module.initial_gain
+        yield f"beta_{letter}", module.update_gain

@@ -211,9 +211,8 @@ def _memory() -> int:
 
 def _check_groups(wanted: Sequence[str], models: Iterable[PreTrainedModel]) -> None:
     """Refuse a pattern that matches no group of any model."""
-    roles = {
-        name: group.role for model in models for name, group in parameter_groups(model).items()
-    }
+    groups = {name: group for model in models for name, group in parameter_groups(model).items()}
+    roles = {name: group.role for name, group in groups.items()}
     for pattern in wanted:
         if not any(selects(pattern, name, role) for name, role in roles.items()):
             raise unknown_name("--curvature-groups", pattern, dict.fromkeys(roles.values()))
@@ -231,16 +230,12 @@ def config_of(prepared: Prepared, command: str, run: RunSettings | None = None) 
         The settings, as JSON values.
     """
     settings = run or prepared.settings
-    names = (
-        ("preset", "seed") if isinstance(settings, RunSettings) else ("presets", "seeds", "tune")
-    )
+    alone = isinstance(settings, RunSettings)
+    names = ("preset", "seed") if alone else ("presets", "seeds", "tune")
     corpus = prepared.corpus
     model = {name: value for name, value in asdict(settings.model).items() if name != "blocks"}
     blocks = {
-        name: {
-            f"{index}": block.to_dict()
-            for index, block in enumerate(blocks_of(settings.model, name), start=1)
-        }
+        name: {f"{n}": b.to_dict() for n, b in enumerate(blocks_of(settings.model, name), start=1)}
         for name in settings.presets
     }
     return {

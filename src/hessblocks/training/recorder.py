@@ -77,8 +77,7 @@ def sequence_flops(model: PreTrainedModel, context: int) -> int:
     tokens = torch.zeros(1, context, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(input_ids=tokens, labels=tokens).loss.backward()
-    count: int = counter.get_total_flops()
-    return count
+    return int(counter.get_total_flops())
 
 
 class Recorder(TrainerCallback):
@@ -173,8 +172,7 @@ class Recorder(TrainerCallback):
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Record the training loss; NaN for a step at which training diverged."""
-        logs = kwargs["logs"]
-        if "loss" not in logs:
+        if "loss" not in (logs := kwargs["logs"]):
             return
         before, seconds = self._logged
         tokens = self._tokens(state.global_step)

@@ -89,9 +89,7 @@ def optimiser_of(trainer: Trainer, training: TrainingSettings) -> Optimizer | No
     if not muon and training.rates == "same":
         return None
     model = cast(PreTrainedModel, trainer.model)
-    factor = 1.0
-    if training.rates == "width":
-        factor = training.base_width / model.config.hidden_size
+    factor = training.base_width / model.config.hidden_size if training.rates == "width" else 1.0
     rate, decay = training.learning_rate, training.weight_decay
     matrices = layer_matrices(model)
     matrix_ids = {id(matrix) for matrix in matrices}
@@ -249,9 +247,7 @@ class ShuffledPasses(Sampler[int]):
     """
 
     def __init__(self, data: Sized, count: int, seed: int) -> None:
-        self.size = len(data)
-        self.count = count
-        self.seed = seed
+        self.size, self.count, self.seed = len(data), count, seed
 
     def __len__(self) -> int:
         return self.count
@@ -283,10 +279,9 @@ def tokenizer_of(corpus: Corpus, context: int) -> transformers.PreTrainedTokeniz
     Returns:
         The tokenizer, with a mask and a padding token where the corpus has them.
     """
-    specials = {"mask_token": MASK, "pad_token": PADDING}
     present = {
         name: token
-        for name, token in specials.items()
+        for name, token in {"mask_token": MASK, "pad_token": PADDING}.items()
         if corpus.tokenizer.token_to_id(token) is not None
     }
     return transformers.PreTrainedTokenizerFast(
@@ -315,12 +310,11 @@ def make_trainer(
         ArgumentError: the corpus is smaller than one window, or the sequences of an update cannot
             be divided evenly among processes and accumulated passes.
     """
-    windows: Any = held_out(corpus, settings)
     trainer = RunTrainer(
         model=model,
         args=run_arguments(settings, folder),
         train_dataset=corpus.windows("train", settings.model.context),
-        eval_dataset=windows,
+        eval_dataset=held_out(corpus, settings),
     )
     trainer.optimizer = optimiser_of(trainer, settings.training)
     if settings.training.compile:

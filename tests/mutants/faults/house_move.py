@@ -4,7 +4,7 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("what is not installed is not said", "lacking_for(word) => lacking_for('')",
+    fault("what is not installed is not said", "extensions.lacking_for(word) => extensions.lacking_for('')",
           "test_a_command_of_a_distribution_that_is_not_installed_says_what_to_install"),
     fault("entry points are read for commands of ours", "word in OWN => not OWN",
           "test_for_a_command_of_ours_no_entry_point_is_read"),

@@ -53,7 +53,7 @@ FAULTS = (
     fault("simplify: another text goes on in a folder", "'windows': _fingerprint($parts) => 'windows': ''",
           "test_another_text_of_the_same_length_is_refused", within="simplify_model"),
     fault("simplify: a folder is taken before the text is looked at",
-          "check_removals($a, $b, $c) =>", "test_bad_input_is_refused_in_a_sentence", within="simplify_model"),
+          "table.check_removals($a, $b, $c) =>", "test_bad_input_is_refused_in_a_sentence", within="simplify_model"),
     fault("simplify: a plan of no share", "0 < save < 1 => True",
           "test_more_than_can_go_is_refused_with_what_can", within="_goal"),
     fault("families: the given model leaves its modes", "$module.training = training => pass",

@@ -106,12 +106,11 @@ def _size(name: str, sizes: PresetSizes) -> BlockSize:
     weights.append(embedding.weight.numel())
     keys = min(sizes.context, block.attention.window or sizes.context)
     attending = sizes.depth if block.attends else 0
-    products = block.heads * block.resolved_head_width
     return BlockSize(
         preset=name,
         summary=blocks.summary(name),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        multiply_adds=sum(weights) + 2 * attending * keys * products,
+        multiply_adds=sum(weights) + 2 * attending * keys * block.heads * block.resolved_head_width,
     )
 
 

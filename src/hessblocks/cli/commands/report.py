@@ -94,5 +94,4 @@ def _run_page(folder: Path) -> tuple[Path, list[str]]:
 
     with held(folder):
         command = str(read_object(folder / "config.json").get("command"))
-        write = PAGES[command].write if command in PAGES else write_report
-        return write(folder), []
+        return (PAGES[command].write if command in PAGES else write_report)(folder), []

@@ -9,21 +9,14 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from hessblocks import report
 from hessblocks.cli import terminal
 from hessblocks.cli.commands.finished_calls import FINISHED, answers, described_call, written
 from hessblocks.cli.interruption import interruptible
 from hessblocks.cli.options import WORDS
 from hessblocks.data import load_corpus
 from hessblocks.errors import RunError
-from hessblocks.report import (
-    PAGES,
-    Comparison,
-    Table,
-    compare_results,
-    headline,
-    summary,
-    write_report,
-)
+from hessblocks.report import write_report
 from hessblocks.settings import DataSettings, SharedSettings
 from hessblocks.storage import COMMAND, load_results, read_object, write_json
 
@@ -61,12 +54,12 @@ def carry_out(
         with progress.stage("data"):
             corpus = load_corpus(text.data, text.vocab_size)
         work(settings, corpus, out, progress, finish=finish)
-    comparison = compare_results(load_results(out))
+    comparison = report.compare_results(load_results(out))
     lost = all(row.diverged and row.final_loss is None for row in comparison.rows)
     seconds = time.perf_counter() - start
     shares = (f"{name} {100 * spent / seconds:.0f} %" for name, spent in progress.seconds.items())
     terminal.show(
-        summary(comparison, seconds=seconds),
+        report.summary(comparison, seconds=seconds),
         [*_lines(comparison), f"{seconds:.0f} s: {', '.join(shares)}"],
         ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {following}"])],
         as_json=as_json,
@@ -96,7 +89,7 @@ def measure_in_folder(
         given: its arguments.
         as_json: print one JSON object instead of tables.
     """
-    start, progress, page = time.perf_counter(), terminal.ScreenProgress(), PAGES[command]
+    start, progress, page = time.perf_counter(), terminal.ScreenProgress(), report.PAGES[command]
     show_warning = warnings.showwarning
 
     def warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
@@ -125,8 +118,8 @@ def measure_in_folder(
                 progress.note(f"said then: {words}")
             results = page.read(folder)
         else:
-            work = resolve_name(f"hessblocks.{function}")
-            results = work(**given, progress=progress, finish=finish)
+            measure = resolve_name(f"hessblocks.{function}")
+            results = measure(**given, progress=progress, finish=finish)
     seconds, summarised = time.perf_counter() - start, page.summary(results)
     terminal.show(
         {**summarised, "seconds": round(seconds, 3)},
@@ -136,8 +129,8 @@ def measure_in_folder(
     )
 
 
-def _lines(comparison: Comparison) -> Iterator[Table | str]:
-    yield from headline(comparison)
+def _lines(comparison: report.Comparison) -> Iterator[report.Table | str]:
+    yield from report.headline(comparison)
     yield terminal.comparison_table(comparison)
     several = f"; ±: standard error over {len(comparison.seeds)} seeds"
     yield (
