@@ -19,6 +19,7 @@ from transformers import (
     GPTNeoXConfig,
     GptOssConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     MiniCPM3Config,
     MistralConfig,
     PretrainedConfig,
@@ -578,6 +579,24 @@ def test_inputs_of_a_token_are_halfway_between_independent_and_together() -> Non
     expected = float(together + alone) / 4 / len(x)
     assert abs(float(together / alone) - 1) > 0.2
     assert quadratic_of(bill, change.name).value == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("mean", [0.0, 3.0])
+def test_errors_of_tokens_that_are_alike_add_up(mean: float) -> None:
+    torch.manual_seed(0)
+    sizes = {**SMALL, "vocab_size": 101, "attention_bias": True}
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    for layer in model.model.layers:
+        layer.self_attn.v_proj.bias.data.normal_(std=mean)  # values with a mean over tokens
+    data, other = (text(rows=32, tokens=40, words=101) for _ in range(2))
+    changes = hb.cache_changes(model, values=(2, 3))
+    bill = hb.price(hb.Problem(model, data), changes)
+    rows = bill.check([[name] for name in changes], other).to_rows()
+    assert all(0.5 < row["ratio"] < 2 for row in rows), rows
+    plain = [
+        bill[name].diagonal.value / row["measured"] for name, row in zip(bill, rows, strict=True)
+    ]
+    assert (min(plain) < 0.4) == (mean > 0)
 
 
 def test_where_outputs_grow_faster_the_bar_tells_and_the_forecast_stays() -> None:

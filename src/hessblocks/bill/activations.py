@@ -2,9 +2,10 @@
 
 With sampled gradients g = Jᵀ L ε by the tensors that are rounded, ½ Σ g²δ² has the mean
 ½ Σ diag(JᵀH_ℓJ) δ². Rounding errors δ of different entries count as independent. What coarse grids
-do otherwise is in forecasts: queries and keys respond as their attention does, and inputs take the
-mean with ½ Σ (g·δ)², a sum over tokens. One backward pass gives g of all layers. Letters: B
-sequences, G heads, S tokens, K width of a head, D samples, J changes.
+do otherwise is in forecasts: queries and keys respond as their attention does, inputs take the mean
+with ½ Σ (g·δ)² by tokens, and where errors of tokens add up, those of a channel are summed first.
+One backward pass gives g of all layers. Letters: B sequences, G heads, S tokens, K width of a head,
+D samples, J changes.
 """
 
 from __future__ import annotations
@@ -24,17 +25,19 @@ from torch import Tensor, nn
 from hessblocks.bill.changes import Change
 from hessblocks.bill.draws import Draws, Ledger, collect
 from hessblocks.bill.grids import Grid, Kind, grids_of
-from hessblocks.bill.prices import Price
+from hessblocks.bill.prices import APART, Price, ratio_estimate
 from hessblocks.bill.responses import responses, spread
 from hessblocks.bill.tapping import attention_tensors, tapped
 from hessblocks.curvature import Batch, Gradients, Problem, SampledPass, plain_model
 from hessblocks.errors import ArgumentError, RunError, check_name, check_whole, unknown_name
 from hessblocks.linalg import working_dtype
 
-APART, LEAST = 3.0, 1e-6
+TIMES, LEAST = 3.0, 1e-6
 """A head chooses tokens, so that gradients know nothing, if a hundredth of the rounding moves its
 output by so many times more or less than a tenth does, each over its share; or a tenth by a smaller
 part of what the whole does, in squares."""
+CHANNELS = 8
+"""Independent squares that a sum over channels counts for, of which a few rule."""
 MATTERS = 0.01
 """Part of the moves of a change from which such heads matter."""
 COARSE = 0.01
@@ -334,6 +337,8 @@ class _Rounding(Ledger):
         self._seen: dict[str, tuple[Tensor, Tensor]] = {}
         self._held: list[dict[str, Tensor]] = []
         self._parts: list[list[Tensor]] = [[] for _ in changes]  # of each head, for forecasts
+        self._alike: list[list[Tensor]] = [[] for _ in changes]  # Σ (Σ gδ)² - Σ g²δ² by channels
+        self._whole: list[list[Tensor]] = [[] for _ in changes]  # (Σ gδ)²
         self._ends: list[int] = []  # last piece of each pass
         self._met: set[str] = set()
         self._norms = torch.zeros(2, len(changes), dtype=torch.float64)
@@ -390,9 +395,13 @@ class _Rounding(Ledger):
                     tokens = [_squares(p.sum(-1, keepdim=True)) for p in products]
                     shaped = (diagonal + torch.stack(tokens)) / 2
                 before, moved = _squares(tensor), _squares(delta)
+                sums = torch.stack([*map(_over_tokens, products)])
                 for change in alike:
                     column, heads = self._column[change.name], change.heads
                     squares[:, column] = diagonal[:, heads].sum(1)
+                    pairs = sums[:, heads].square().sum((1, 2)) - diagonal[:, heads].sum(1)
+                    self._alike[column].append(pairs)
+                    self._whole[column].append(sums[:, heads].sum((1, 2)).square())
                     self._parts[column].append(shaped[:, heads])
                     self._norms[:, column] += torch.stack([moved[heads].sum(), before[heads].sum()])
         self.squared.append(squares)
@@ -417,7 +426,7 @@ class _Rounding(Ledger):
             if (change.tap, change.grid) in found:
                 full, small, tiny = found[change.tap, change.grid][..., change.heads]
                 least, moved = small.sum(0), full.sum(0)
-                chosen = (tiny.sum(0) < least / APART) | (tiny.sum(0) > least * APART)
+                chosen = (tiny.sum(0) < least / TIMES) | (tiny.sum(0) > least * TIMES)
                 chosen |= least < LEAST * moved
                 if moved[chosen].sum() > MATTERS * moved.sum():
                     self.untold[change.name] = UNTOLD
@@ -430,7 +439,12 @@ class _Rounding(Ledger):
                 apart = part.new_zeros(len(draws.shares), len(total))
                 apart[self._ends[some]] = total * (full - response * small) / least
                 part += apart[draws.pieces]
-            shaped.append(part.sum(1))
+                shaped.append(part.sum(1))
+            else:
+                column, apart = self._column[change.name], part.sum(1)
+                alike, whole = (torch.cat(x[column]) for x in (self._alike, self._whole))
+                mixed = _mixed(draws, apart, apart + alike, CHANNELS)
+                shaped.append(_mixed(draws, mixed, whole, 1))
         return replace(draws, shaped=torch.stack(shaped, 1))
 
     def relative_sizes(self) -> tuple[float, ...]:
@@ -438,7 +452,37 @@ class _Rounding(Ledger):
         return tuple((self._norms[0] / self._norms[1]).sqrt().nan_to_num(0.0).tolist())  # 0 / 0
 
 
+def _over_tokens(x: Tensor) -> Float[Tensor, "G K"]:
+    """Sum over tokens, for each head and channel."""
+    wide = x if x.ndim == 4 else x.flatten(0, -2)[None, None]
+    return wide.sum((0, 2), dtype=torch.float64).cpu()
+
+
 def _squares(x: Tensor) -> Float[Tensor, " G"]:
     """Sum squares of each head; of a tensor without heads, of all its entries."""
     rows = x.transpose(0, 1).flatten(1) if x.ndim == 4 else x.flatten()[None]
     return rows.to(working_dtype(rows.dtype)).square().sum(1, dtype=torch.float64).cpu()
+
+
+def _mixed(
+    draws: Draws, apart: Float[Tensor, " D"], together: Float[Tensor, " D"], ways: int
+) -> Float[Tensor, " D"]:
+    """Take a form of the price with more pairs of entries, where it is larger by three errors.
+
+    Args:
+        draws: the draws, by whose pieces forms are compared.
+        apart: a form.
+        together: one with more pairs.
+        ways: number of independent squares in a sample of it.
+
+    Returns:
+        (1 − w) · apart + w · together with the weight w of `weight_of_full`. The noise is the
+        spread of their difference over pieces, or that of sums of so many squares if that is more:
+        low sums have a low spread.
+    """
+    change, each = draws.by_piece(together - apart), draws.by_piece(apart).square()
+    spread = ratio_estimate(change, draws.shares, len(apart), square=False).standard_error
+    noise = max(spread**2, float((2 * each / draws.pieces.bincount()).sum()) / ways)
+    excess = max(0.0, max(0.0, float(change.sum())) ** 2 - APART**2 * noise)
+    share = excess / (excess + noise) if excess else 0.0
+    return (1 - share) * apart + share * together

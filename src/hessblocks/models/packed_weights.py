@@ -57,7 +57,8 @@ def _decompress(model: nn.Module, quantizer: Any) -> dict[str, str] | None:
     from compressed_tensors.compressors import decompress_module
 
     compressor, types = quantizer.compressor, {}
-    if compressor.quantization_config.kv_cache_scheme:
+    settings = compressor.quantization_config
+    if settings.kv_cache_scheme or settings.quantization_status.value != "compressed":
         return None
     compressor.remove_decompression_hook(model)
     for name, module in model.named_modules():

@@ -175,7 +175,8 @@ class Saved:
             )
         check_complete(self.source, {**report, "missing_keys": (), "unexpected_keys": ()})
         if (quantizer := getattr(model, "hf_quantizer", None)) and not self.gguf:
-            types = with_floats(self.source, model, quantizer)
+            with _loading(self.source):
+                types = with_floats(self.source, model, quantizer)
         for name, weight in model.named_parameters():
             if not weight.isfinite().all():
                 raise RunError(
