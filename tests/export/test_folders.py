@@ -92,6 +92,10 @@ def test_a_folder_that_rounds_activations_as_it_runs_is_no_model_here(tmp_path: 
     place.write_text(json.dumps(settings))
     with pytest.raises(hb.RunError, match="rounds activations as it runs"):
         hb.load(tmp_path)
+    del group["input_activations"]  # then the format is another, and a tensor is damaged
+    place.write_text(json.dumps(settings))
+    with pytest.raises(hb.HessblocksError, match="MODEL"):
+        hb.load(tmp_path)
 
 
 def test_only_linear_modules_are_stored_in_fewer_bits(tmp_path: Path) -> None:
