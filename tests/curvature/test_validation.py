@@ -148,6 +148,10 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
         lambda a: a["problem"].value({**a["problem"].parameters, "bais": torch.ones(1)}),
         r"^parameters: 'bais': expected None, got",
     ),
+    "a list of losses": (
+        lambda a: hb.Problem(a["model"], a["batch"], ["classification"]),
+        r"^loss: .* is unknown",
+    ),
     "a line of tokens": (
         lambda a: hb.Problem(a["model"], {"input_ids": [1, 2, 3]}).value(),
         r"^batches: causal-lm needs token ids, .* of shape \(sequences, tokens\); got torch.int64 "

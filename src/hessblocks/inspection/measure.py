@@ -300,7 +300,7 @@ def _check_folder(out: Path) -> None:
     try:
         empty = not out.exists() or all(path.name.startswith(".") for path in out.iterdir())
         ours = empty or storage.read_object(out / "config.json").get("command") == "signal"
-    except RunError:
+    except (RunError, NotADirectoryError):
         ours = False
     if not ours:
         raise ArgumentError(

@@ -191,7 +191,7 @@ def loss_of(loss: Any) -> tuple[Any, Callable[[Batch], BatchLoss] | None]:
         return loss, torch_loss(loss)
     if isinstance(loss, type):
         raise ArgumentError(f"loss: expected an instance, {loss.__name__}(), got the class")
-    if not callable(loss) and loss not in LOSSES:
+    if not callable(loss) and loss not in [*LOSSES]:  # of any type, hashable or not
         raise unknown_name("loss", str(loss), [*LOSSES, "a callable(outputs, batch)"])
     return loss, None if callable(loss) else LOSSES[loss]
 

@@ -66,7 +66,7 @@ def check_same(first: Readout, second: Readout) -> None:
             f"curvature: two passes over the same row differ by {change:.2g} (largest logit "
             f"{scale:.2g}) although the model is in evaluation mode, so nothing computed from it "
             "can be repeated; look for torch.nn.functional.dropout without training=self.training, "
-            "or other random numbers"
+            "other random numbers, or a cache in the batch that a pass fills"
         )
 
 
