@@ -37,7 +37,7 @@ TIMES, LEAST = 3.0, 1e-6
 output by so many times more or less than a tenth does, each over its share; or a tenth by a smaller
 part of what the whole does, in squares."""
 CHANNELS = 8
-"""Independent squares that a sum over channels counts for, of which a few rule."""
+"""Independent squares that a sum over channels counts for; chosen, since a few channels rule."""
 MATTERS = 0.01
 """Part of the moves of a change from which such heads matter."""
 COARSE = 0.01

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -153,11 +153,8 @@ class RowComparison:
             change = self._change(batch, [here])
             if change > self._bound and not self.problem.sharded:
                 change = self._change(batch, [here, _moved(here)])
-            if (
-                change <= self._bound
-                and not self.problem.sharded
-                and any(map(_closed, here.values()))
-            ):
+            gates = not self.problem.sharded and any(bool(_gates(p).any()) for p in here.values())
+            if gates and change <= self._bound:
                 opened = [_opened(here, seed) for seed in (0, 1)]
                 if (change := self._change(batch, opened[:1])) > self._bound:
                     change = self._change(batch, opened)
@@ -240,22 +237,18 @@ def _moved(parameters: Parameters) -> Parameters:
     }
 
 
-def _closed(p: Tensor) -> bool:
-    """Tell whether a parameter has entries of 0, or only tiny ones, as a gate before training."""
-    return p.numel() > 0 and (bool((p == 0).any()) or float(p.abs().max()) < SHUT)
+def _gates(p: Tensor) -> Bool[Tensor, "..."]:
+    """Mark entries of 0, or all if none is larger than `SHUT`: gates before training."""
+    return (p == 0) | (p.abs().max() < SHUT) if p.numel() else p == 0
 
 
 def _opened(parameters: Parameters, seed: int) -> dict[str, Tensor]:
-    """Put random numbers in the place of such entries."""
-    draw = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.where(
-            (p == 0) | (p.abs().max() < SHUT), torch.randn(p.shape, generator=draw).to(p) / 3, p
-        )
-        if _closed(p)
-        else p
-        for name, p in parameters.items()
-    }
+    """Put random numbers in the place of closed gates."""
+    draw, opened = torch.Generator().manual_seed(seed), dict(parameters)
+    for name, p in parameters.items():
+        if (gates := _gates(p)).any():
+            opened[name] = torch.where(gates, torch.randn(p.shape, generator=draw).to(p) / 3, p)
+    return opened
 
 
 def check_rows(comparison: RowComparison) -> None:
